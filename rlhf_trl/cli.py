@@ -237,13 +237,15 @@ def _add_merge(commands: _Commands) -> None:
 
 
 def _add_translate(commands: _Commands) -> None:
+    from rlhf_trl.ports.commands import COMMANDS
+
     option = commands.add(
         "translate",
         _translate,
         "a config of the book's published code, or of a command of TRL, for a recipe here",
     )
     option("config", help="YAML file of the book's code, or as `trl dpo --config` takes it")
-    option("--command", help="TRL's, such as dpo, where the fields fit several")
+    option("--command", help=f"TRL's ({', '.join(COMMANDS)}), where the fields fit several")
     option("--output", help="write to this new file instead of the terminal")
     option(
         "--explain",

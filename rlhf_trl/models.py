@@ -117,11 +117,15 @@ def loading(
     *,
     new_head: bool = False,
 ) -> Iterator[None]:
-    """Say in one sentence why transformers cannot load what a field names."""
+    """Say in one sentence why transformers cannot load what a field names.
+
+    It is "{what} {fault} ({the reason by transformers}); {remedy}." With `new_head`, there is no
+    warning that the weights of a head are new.
+    """
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
-    if new_head:  # transformers would warn that the weights of the head are new
+    if new_head:
         logging.set_verbosity_error()
     try:
         yield
@@ -138,10 +142,9 @@ def loading(
 def as_saved(policy: Any) -> Iterator[None]:
     """Refuse models whose weights are not those of their config, and say why one cannot be loaded.
 
-    In the block, `from_pretrained` is stricter: transformers only warns that it draws the weights
-    that a folder lacks at random, and that it passes over layers. A caller that asks for its
-    `output_loading_info` decides by itself. `policy` is what model_name_or_path names: errors about
-    it name that key.
+    In the block, every model's `from_pretrained` is stricter: transformers only warns that it draws
+    the weights that a folder lacks at random, and that it passes over layers. `policy` is what
+    model_name_or_path names: errors about it name that key.
     """
     from transformers import PreTrainedModel
 
@@ -149,14 +152,15 @@ def as_saved(policy: Any) -> Iterator[None]:
 
     def checked(cls: Any, source: Any, *rest: Any, **options: Any) -> Any:
         """Load as `from_pretrained` does, and refuse what it only reports."""
-        if options.get("output_loading_info"):
+        if options.get("output_loading_info"):  # the caller judges the report by itself
             return load(cls, source, *rest, **options)
         where = f"{'model_name_or_path' if source == policy else 'model'}: {source!r}"
         fault = "cannot be loaded"
+        # options that may be the reason
         unusual = [key for key, value in options.items() if value is not None and key not in USUAL]
         if "quantization_config" in unusual:
-            unusual.append("load_in_8bit or load_in_4bit")
-        if unusual:  # these options may be the reason
+            unusual.append("load_in_8bit or load_in_4bit")  # by which the user asks for it
+        if unusual:
             fault = f"cannot be loaded with {', '.join(unusual)}"
         # weights of another size, at which transformers would stop, go into the report as well,
         # and `_check_weights` refuses them in one sentence
@@ -164,7 +168,7 @@ def as_saved(policy: Any) -> Iterator[None]:
         with loading(where, "correct it, or name another", fault):
             model, report = load(cls, source, *rest, **reporting)
         if not Path(source, ADAPTER).is_file():  # `check_adapter` does this for adapters
-            resized = options.get("ignore_mismatched_sizes", False)  # the caller wants other sizes
+            resized = options.get("ignore_mismatched_sizes", False)
             _check_weights(where, model, report, resized)
         return model
 
@@ -173,7 +177,10 @@ def as_saved(policy: Any) -> Iterator[None]:
 
 
 def _check_weights(where: str, model: Any, report: Mapping[str, Any], resized: bool) -> None:
-    """Refuse weights that are missing, of another size, or of a layer that the config lacks."""
+    """Refuse weights that are missing, of another size, or of a layer that the config lacks.
+
+    `report` is transformers' loading info; with `resized`, the caller wants other sizes.
+    """
     missing = set(report["missing_keys"])
     if "Classification" in type(model).__name__:  # a reward model's head may be new, its base not
         missing = {key for key in missing if key.startswith(f"{model.base_model_prefix}.")}

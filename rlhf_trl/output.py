@@ -164,7 +164,7 @@ def hold(folder: Path) -> None:
     A lock of `lockf` belongs to this process alone: a child that outlives it does not keep the
     folder, and the process itself may hold the folder again.
     """
-    stream = (folder / LOCK).open("a+", encoding="utf-8")
+    stream = (folder / LOCK).open("a+", encoding="utf-8")  # keeps the text, which names the holder
     try:
         fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
@@ -228,9 +228,9 @@ def set_aside(folder: Path, step: int) -> None:
     later = _written_after(folder, step)
     if not later:
         return
-    # A killed run that goes on from its newest checkpoint repeats a few steps. With a checkpoint
-    # among what is set aside, an older one was chosen: the record, from which what follows is then
-    # deleted, is kept as it is in a copy.
+    # Resuming deletes what came after `step` from the record. After a kill these are a few steps,
+    # which are repeated. With a checkpoint among what is set aside, the user has gone back to an
+    # older one: then a copy keeps the record as it is.
     has_checkpoints = any((path / MANIFEST).exists() for path in later)
     aside = folder / f"earlier-{max(numbered(folder, 'earlier-'), default=0) + 1}"
     for path in later:

@@ -13,7 +13,7 @@ def load_policy(model: Any, args: Any) -> Any:
     """Return a whole language model that answers, on `args.device`; an adapter with its base."""
     from trl import get_quantization_config
 
-    args_of_policy = copy(args)  # a copy: `prepare_model` sets model_init_kwargs in it
+    args_of_policy = copy(args)  # in which `prepare_model` sets model_init_kwargs
     quantization = get_quantization_config(model)
     policy = prepare_model(model, args_of_policy)
     if isinstance(policy, str):  # a name or folder; the untrained embedded model is built already
@@ -22,7 +22,7 @@ def load_policy(model: Any, args: Any) -> Any:
         if quantization is not None:
             options = {
                 "quantization_config": quantization,
-                "device_map": {"": args.device},
+                "device_map": {"": args.device},  # the whole model there
                 **options,
             }
         with whole_weights(args), as_saved(policy):

@@ -121,7 +121,7 @@ def make_folder(out, courses=None, seeds=3, gold="exact_match", text=None, check
         }
         for name in ("rm", *of_seed(0))
     }
-    answers = {"reference": "tiny", "proxy": "rm", "gold": gold, "checkpoints": checkpoints}
+    answers = {"reference": None, "proxy": "rm", "gold": gold, "checkpoints": checkpoints}
     content = {"pipeline": "a.yaml", "seeds": seeds, "stages": stages, "answers": answers}
     (out / "answers").mkdir(parents=True)
     (out / "pipeline.json").write_text(json.dumps(content))
@@ -129,11 +129,13 @@ def make_folder(out, courses=None, seeds=3, gold="exact_match", text=None, check
         for name in stages:
             write_run(out / name / f"seed-{seed}", name, seed, of_seed(seed).get(name))
         models = points_of(of_seed(seed), out, seed, checkpoints)
+        numbers = {"reference": "tiny", "samples": SAMPLES, "models": {}}
+        (out / "answers" / f"seed-{seed}.json").write_text(json.dumps(numbers))
         with (out / "answers" / f"seed-{seed}.jsonl").open("w", encoding="utf-8") as stream:
             for number in range(QUESTIONS):
                 line = {"prompt": f"Spell word {number} backward."}
                 for word, point in models.items():
                     draw = random.Random(f"{seed} {number}")  # the same luck for all models
                     line[word] = reply(point, draw, f"word {number}", text)
-                stream.write(json.dumps(line) + "\n")
+                stream.write(json.dumps(line, ensure_ascii=False) + "\n")
     return out

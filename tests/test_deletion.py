@@ -251,6 +251,30 @@ def test_a_run_that_begins_during_the_check_is_refused(seven, monkeypatch):
         assert Path("outputs/grpo/model").is_dir()
 
 
+def test_nothing_is_deleted_while_a_run_begins_that_has_not_said_what_it_is_made_from(delete):
+    Path("outputs/new/seed-0").mkdir(parents=True)
+    in_use = pytest.raises(SystemExit, match=r"error: outputs/new/seed-0 is in use \(process")
+    with holding(Path("outputs/new/seed-0")), in_use:
+        delete("outputs/dpo", "--yes")
+    delete("outputs/dpo", "--yes")
+
+
+def test_what_cannot_be_renamed_or_looked_into_is_one_sentence(delete, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    before = content("outputs")
+    for owner, name, part in (
+        (os, "rename", r"outputs/dpo cannot be renamed \(Permission denied\), so it and what"),
+        (Path, "iterdir", r"outputs cannot be read \(Permission denied\); name a folder"),
+    ):
+        with monkeypatch.context() as patches:
+            patches.setattr(owner, name, refuse)
+            with pytest.raises(SystemExit, match=part):
+                delete("outputs/dpo", "--yes")
+    assert content("outputs") == before
+
+
 TARGETS = ["weak", "grpo", f"ppo/{RECORD}", "dpo/checkpoint-10"]
 RENAMES = 2 + 3 + 1  # a database has two more files
 
@@ -340,5 +364,7 @@ def test_leftovers_are_named_and_hidden_names_are_not_taken_twice(delete, monkey
     )
     with pytest.raises(SystemExit, match="is no run's folder, nor in one"):
         delete(names[0])
-    delete("--yes")
+    size = sum(len(data) for name in names for data in content(name).values())
+    assert delete("--yes").endswith(f"deleted: {size / 1000:.1f} kB\n")
+    assert delete("--yes") == "nothing is left by a deletion that was ended\n"
     assert not any(map(os.path.exists, names)) and Path("outputs/dpo").exists()

@@ -1,10 +1,15 @@
 """A pipeline: its YAML, the words its stages get, what is repeated, and the whole command."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 
+import psutil
 import pytest
 from own_model import transcripts, write_lines
 
@@ -236,6 +241,85 @@ def test_two_pipelines_do_not_share_a_folder(tmp_path, trained):
             pipeline(written(tmp_path))
         other.stdin.close()
     assert not trained["runs"]
+
+
+# --- what the project promises
+
+SHORT = [
+    *("--max_steps", "6", "--save_steps", "2", "--eval_steps", "3", "--dataset.size", "140"),
+    *("--dataset.eval_size", "16"),
+]
+
+
+def started(out):
+    """Start the tiny pipeline in a process of its own."""
+    path = str(ROOT / "configs" / "pipeline" / "tiny.yaml")
+    words = ["pipeline", path, "--output_dir", str(out), *SHORT]
+    command = [sys.executable, "-m", "rlhf_trl.cli", *words]
+    # what runs in the background of a shell ignores SIGINT, and so would its children
+    return psutil.Popen(
+        command, cwd=ROOT, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    )
+
+
+def until(condition, process, seconds=300):
+    """Wait until a condition holds, while a process runs."""
+    end = time.time() + seconds
+    while not condition():
+        assert process.poll() is None and time.time() < end
+        time.sleep(0.02)
+
+
+def weights(out):
+    """Return the hashes of all models of a pipeline, by path."""
+    files = sorted(out.glob("*/seed-0/*/*.safetensors"))
+    models = [path for path in files if "checkpoint" not in str(path)]
+    return {str(path.relative_to(out)): sha256(path.read_bytes()).hexdigest() for path in models}
+
+
+@pytest.mark.slow
+@pytest.mark.promise
+def test_a_pipeline_killed_in_every_stage_ends_equal(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert started(whole).wait() == 0
+    names = [*read_plan(str(ROOT / "configs" / "pipeline" / "tiny.yaml")).stages]
+    for name in names:
+        process = started(killed)
+        saved = killed / name / "seed-0" / "checkpoint-2" / "manifest.json"
+        until(
+            lambda saved=saved: saved.exists() or saved.parent.parent.joinpath("model").exists(),
+            process,
+        )
+        for worker in [*process.children(recursive=True), process]:
+            with suppress(psutil.NoSuchProcess):
+                worker.kill()
+        process.wait()
+    assert started(killed).wait() == 0
+    assert len(weights(whole)) == 7 and weights(killed) == weights(whole)  # PPO has two models
+    for name in names:
+        cost = json.loads((killed / name / "seed-0" / "cost.json").read_text())
+        printed = (killed / name / "seed-0" / "output.txt").read_text()
+        assert cost["starts"] == 1 and "resuming from" in printed  # the killed one counts nothing
+    lines = (whole / "answers" / "seed-0.jsonl").read_text().splitlines()
+    again = (killed / "answers" / "seed-0.jsonl").read_text().splitlines()
+    assert [[*json.loads(line).values()] for line in lines] == [
+        [*json.loads(line).values()] for line in again
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.promise
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_no_process_and_the_last_step(tmp_path, number):
+    process = started(tmp_path / "out")
+    run = tmp_path / "out" / "reward" / "seed-0"
+    until(lambda: (run / "checkpoint-2" / "manifest.json").exists(), process)
+    workers = process.children(recursive=True)
+    assert len(workers) >= 2  # a launcher and what it launched
+    process.send_signal(number)
+    assert process.wait(60) == 128 + number
+    assert not any(worker.is_running() for worker in workers)
+    assert "stopped by SIGTERM at step" in (run / "output.txt").read_text()
 
 
 @pytest.mark.promise

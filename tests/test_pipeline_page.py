@@ -12,14 +12,14 @@ import yaml
 from pipeline_folder import make_folder
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.pipeline.page import given, sections_of, write_page
+from rlhf_trl.pipeline.page import learned_from, sections_of, write_page
 from rlhf_trl.pipeline.results import read_results, summary
 
 ROOT = Path(__file__).parent.parent
 HOSTILE = "</td></pre><script>alert(1)</script> <!-- <b>&lt; {{ name }} {% if %} ${1} \u2028 🙂"
 PREVIEW = {
-    "rm": {"rows": {"train": 250}, "chosen longer": 1 / 3},
-    "grpo": {"rows": {"train": 500}, "cut": [1, 2]},
+    "rm": {"train": {"rows": 250, "tokens": {"chosen": {"90%": 12.5}}}, "held_out": None},
+    "grpo": {"train": {"rows": 500}, "held_out": {"rows": 48}, "notes": ["a note"]},
 }
 
 
@@ -80,10 +80,11 @@ def test_the_preview_comes_first_and_the_summary_after_it(folder, page):
     assert headings[3:] == ["frontier", "distributions", "samples", "costs", "settings"]
     assert page.tables[0] == [
         ["", "rm", "grpo"],
-        ["rows.train", "250", "500"],
-        ["chosen longer", "0.3333", "-"],
-        ["cut.0", "-", "1"],
-        ["cut.1", "-", "2"],
+        ["train, rows", "250", "500"],
+        ["train, tokens, chosen, 90%", "12.5", "-"],
+        ["held out", "-", "-"],
+        ["held out, rows", "-", "48"],
+        ["notes, 1", "-", "a note"],
     ]
     for row, line in zip(page.tables[1][1:], summary(read_results(folder)), strict=True):
         assert [row[0], *row[2:]] == [cell.replace(" ± ", "\xa0±\xa0") for cell in line.values()]
@@ -131,7 +132,7 @@ def test_sentences_and_tables_are_in_the_markdown_too(folder, page):
     text = (folder / "table.md").read_text()
     sentences = [line.removeprefix("- ") for line in text.splitlines() if line.startswith("- ")]
     assert len(sentences) == 2 and all(sentence in page.text for sentence in sentences)
-    assert text.startswith("| model | given | gold, greedy | gold, sampled | proxy | KL |")
+    assert text.startswith("| model | learned from | gold, greedy | gold, sampled | proxy | KL |")
 
 
 def test_figures_are_drawn(folder):
@@ -149,7 +150,7 @@ def test_texts_stay_texts(tmp_path):
     assert "There is no gold score." in page.text
 
 
-def test_what_a_stage_was_given(folder):
+def test_what_a_stage_learned_from(folder):
     results = read_results(folder)
     path = folder / "sft" / "seed-0" / "config.yaml"
     before = path.read_text()
@@ -171,12 +172,13 @@ def test_what_a_stage_was_given(folder):
             "dpo",
             {"dataset": {"pairs": "on_policy", "scored_by": judge}},
         ),
+        "answers of chats.jsonl": ("sft", {"dataset": {"path": "chats.jsonl"}}),
         "labels of pairs.jsonl": ("dpo", {"dataset": {"path": "pairs.jsonl"}}),
     }
     for expected, (recipe, config) in cases.items():
         path.write_text(yaml.safe_dump(config))
         results.stages["sft"]["recipe"] = f"recipes/{recipe}.py"
-        assert given(results, "sft") == expected
+        assert learned_from(results, "sft") == expected
     path.write_text(before)
 
 

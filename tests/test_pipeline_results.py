@@ -94,11 +94,11 @@ def test_a_curve_begins_with_the_reference_where_its_run_does(folder):
 
 def test_a_stage_may_be_the_reference(tmp_path):
     folder = make_folder(tmp_path / "out", seeds=1)
-    content = json.loads((folder / "pipeline.json").read_text())
-    content["answers"]["reference"] = f"{folder}/sft/seed-0"
-    (folder / "pipeline.json").write_text(json.dumps(content))
-    results = read_results(folder)
-    assert results.models == ["sft", "grpo", "grpo_beta"]  # tiny is no stage, and not asked for
+    for word in (f"{folder}/sft/seed-0", f"{folder}/sft/seed-0/model"):
+        (folder / "answers" / "seed-0.json").write_text(json.dumps({"reference": word}))
+        results = read_results(folder)
+        assert results.models == ["sft", "grpo", "grpo_beta"]  # tiny is no stage
+        assert results.title(results.reference) == "sft"
     assert [line["win"] == "-" for line in summary(results)] == [True, False, False]
 
 

@@ -78,11 +78,23 @@ def test_every_field_is_what_trl_makes_of_it(command, config, given, algorithm, 
 @pytest.mark.parametrize(
     ("given", "command", "sentence"),
     [
-        ({"max_length": 512}, None, r"its fields fit `trl dpo`, .* --command dpo"),
+        ({"max_length": 512}, None, r"its fields fit `trl dpo`, .* --command dpo, kto, orpo, rewa"),
+        (
+            {"num_generations": 4},
+            None,
+            r"its fields fit `trl grpo`, `trl rloo`; say which with --command grpo or rloo\.",
+        ),
         ({"loss_typo": "x"}, None, r"loss_typo is no field of TRL's \(did you mean 'loss_type'"),
         ({"num_generations": 4}, "dpo", r"num_generations is not a field of `trl dpo`"),
-        ({"loss_type": "vespo"}, "grpo", r"no row of the table .* in Python, where BookGRPOTr"),
-        ({"beta": 0.1}, "grpo", r"no row of the table"),  # TRL's KL has weights of its own
+        (
+            {"loss_type": "vesp"},
+            "grpo",
+            r"loss_type is 'vesp', which TRL does not know; .* 'vespo'",
+        ),
+        ({"loss_type": ["hing"]}, "dpo", r"yaml: loss_type is 'hing', .* \(did you mean 'hinge'\?"),
+        ({"scale_rewards": "groups"}, "grpo", r"scale_rewards is 'groups', .* group, batch, none"),
+        ({"beta": 0.0, "loss_type": "sft"}, "dpo", r"dpo \(trl\): beta must be above 0, not 0.0"),
+        ({"loss_type": "cispo"}, "grpo", r"epsilon_high is 0.2, .* none below 1; raise it, or"),
         ({}, "gropo", r"--command: 'gropo' \(did you mean 'grpo'\?\)"),
     ],
 )
@@ -92,6 +104,168 @@ def test_what_is_no_config_of_a_row_is_one_sentence(given, command, sentence, tm
     with pytest.raises(InputError, match=sentence) as stop:
         translate(path, command=command)
     assert "\n" not in str(stop.value)
+
+
+def loaded_as_translated(command, given, folder):
+    """Return what the recipe makes of TRL's config, and the text of the translation."""
+    path, ours = folder / "trl.yaml", folder / "ours.yaml"
+    path.write_text(dump_yaml({**MODEL, **MACHINE, **given}))
+    ours.write_text(translate(path, command=command))
+    return STAGES[command].load(["--config", str(ours)]), ours.read_text()
+
+
+def assert_same_fields(ours, stock, but=()):
+    """Compare every field of a config of TRL's class."""
+    names = [field.name for field in fields(stock) if field.init and field.name not in but]
+    assert {n: getattr(ours, n) for n in names} == {n: getattr(stock, n) for n in names}
+
+
+# What TRL 1.16 has as loss_type, by the row that has it or, in brackets, by the nearest.
+GRPO_LOSSES = {
+    "grpo": "grpo",
+    "dr_grpo": "drgrpo",
+    "dapo": "dapo",
+    "cispo": "cispo",
+    "sapo": "sapo",
+    "bnpo": "(grpo)",
+    "luspo": "(grpo)",
+    "vespo": "(grpo)",
+}
+# beta, scale_rewards, importance_sampling_level, use_bias_correction_kl (None: not written)
+GRID = [
+    *itertools.product(
+        (0.0, 0.1), ("group", "batch", "none", False), ("token", "sequence"), (None, True, False)
+    )
+]
+CORNERS = [
+    (0.1, "group", "token", None),
+    (0.0, False, "token", True),
+    (0.1, "none", "sequence", False),
+]
+
+
+@pytest.mark.parametrize("loss_type", GRPO_LOSSES)
+@pytest.mark.parametrize(
+    "settings", [CORNERS, pytest.param(GRID, marks=pytest.mark.promise)], ids=["corners", "grid"]
+)
+def test_every_loss_of_grpo_is_carried_over(settings, loss_type, tmp_path):
+    for beta, scale, level, bias in settings:
+        given = {"loss_type": loss_type, "beta": beta, "scale_rewards": scale}
+        given |= {"importance_sampling_level": level, "num_generations": 4}
+        given |= {"epsilon_high": 5.0} if loss_type == "cispo" else {}
+        given |= {} if bias is None else {"use_bias_correction_kl": bias}
+        loaded, text = loaded_as_translated("grpo", given, tmp_path)
+        stock = trl.GRPOConfig(**MACHINE, **given)
+        # what a KL without weight does is nobody's; TRL makes the bound below of the upper one
+        but = {"epsilon_high"} if beta else {"epsilon_high", "use_bias_correction_kl"}
+        assert_same_fields(loaded.trl, stock, but)
+        offset = loaded.row.row.trl_offset.get("epsilon_high", 0)
+        if loss_type != "sapo":  # which has no such bound
+            assert loaded.trl.epsilon_high + offset == (5.0 if loss_type == "cispo" else 0.2)
+        # by hand: which of these configs are a row's, whole
+        standard = scale == ("none" if loss_type == "dr_grpo" else "group")
+        standard = standard or (loss_type == "dr_grpo" and scale is False)
+        is_gspo = loss_type == "grpo" and level == "sequence"
+        is_row = "(" not in GRPO_LOSSES[loss_type] and standard and (level == "token" or is_gspo)
+        is_row = is_row and not (beta and bias is not False)
+        assert (loaded.row.algorithm is not None) == is_row
+        assert ("not its own: " in text) == (not is_row)
+        if is_row:
+            assert loaded.row.algorithm == ("gspo" if is_gspo else GRPO_LOSSES[loss_type])
+        elif scale == "group" and level == "token":
+            assert loaded.own.algorithm == GRPO_LOSSES[loss_type].strip("()")
+
+
+DPO_LOSSES = (
+    "sigmoid hinge ipo exo_pair nca_pair robust bco_pair sppo_hard aot aot_unpaired apo_zero "
+    "apo_down discopop sft sigmoid_norm"
+)
+OTHERS = [("dpo", trl.DPOConfig, {"loss_type": [name]}) for name in DPO_LOSSES.split()] + [
+    ("dpo", trl.DPOConfig, {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.2]}),
+    (
+        "dpo",
+        trl.DPOConfig,
+        {
+            "loss_type": ["sigmoid", "robust"],
+            "loss_weights": [1.0, 0.2],
+            "label_smoothing": 0.2,
+        },
+    ),
+    ("dpo", trl.DPOConfig, {"label_smoothing": 0.2, "ld_alpha": 0.5, "use_weighting": True}),
+    ("kto", trl.KTOConfig, {"loss_type": "apo_zero_unpaired", "undesirable_weight": 1.5}),
+    ("kto", trl.KTOConfig, {"loss_type": "kto", "beta": 0.3}),
+    ("orpo", ORPOConfig, {"beta": 0.2}),
+    ("reward", trl.RewardConfig, {"center_rewards_coefficient": 0.1}),
+    ("sft", trl.SFTConfig, {"loss_type": "dft"}),
+]
+
+
+@pytest.mark.parametrize(("command", "config", "given"), OTHERS, ids=str)
+def test_every_other_loss_is_carried_over(command, config, given, tmp_path):
+    loaded, text = loaded_as_translated(command, given, tmp_path)
+    stock = config(**MACHINE, **given)
+    # evaluation's answers here; TRL reads it for encoder-decoder models only
+    assert_same_fields(loaded.trl, stock, {"max_completion_length"} if command == "orpo" else ())
+    rows = ("sigmoid", "ipo", "apo_zero", "apo_down", "sigmoid_norm", "kto")
+    words = given.get("loss_type", [])
+    words = [words] if isinstance(words, str) else words
+    is_row = command == "sft" or all(word in rows for word in words)
+    assert ("the nearest row; not its own: loss_" in text) == (not is_row)
+
+
+def test_what_is_not_of_the_nearest_row_is_written_with_its_value(tmp_path):
+    given = {"beta": 0.1, "num_generations": 4, "delta": 2.0}
+    loaded, text = loaded_as_translated("grpo", given, tmp_path)
+    lines = text.splitlines()
+    assert "algorithm: dapo # the nearest row; not its own: use_bias_correction_kl" in lines
+    assert "use_bias_correction_kl: true # dapo has false; TRL's default" in lines
+    assert "delta: 2.0 # not of the row dapo" in lines
+    assert loaded.row.algorithm is None  # no card names a row
+    assert loaded.row.label == "dapo (trl) but for use_bias_correction_kl"
+    # without a KL it is the row, whatever TRL would do to the KL
+    given = {"use_bias_correction_kl": True, "num_generations": 4}
+    loaded, text = loaded_as_translated("grpo", given, tmp_path)
+    assert loaded.row.label == "dapo (trl)"
+    assert "#   use_bias_correction_kl: decides nothing while beta is 0" in text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        # another row is nearer
+        ("loss_type: sapo", "loss_type is 'sapo', .* write algorithm: sapo"),
+        ("importance_sampling_level: sequence", "algorithm: gspo"),
+        # no row is, and TRL does not know it
+        ("loss_type: bnpoo", "ours.yaml: loss_type is 'bnpoo', which TRL does not know"),
+    ],
+)
+def test_a_recipe_refuses_what_another_row_has_or_trl_does_not_know(line, sentence, tmp_path):
+    _, text = loaded_as_translated("grpo", {"loss_type": "grpo", "num_generations": 4}, tmp_path)
+    path = tmp_path / "ours.yaml"
+    path.write_text(text.replace("loss_type: grpo\n", "") + f"{line}\n")
+    with pytest.raises(InputError, match=sentence):
+        STAGES["grpo"].load(["--config", str(path)])
+
+
+@pytest.mark.parametrize(
+    ("given", "launch"),
+    [
+        ({}, "configs/accelerate/cpu.yaml"),
+        ({"use_cpu": False}, "configs/accelerate/one_gpu.yaml"),
+    ],
+)
+def test_the_head_says_how_to_launch(given, launch, tmp_path):
+    path = tmp_path / "trl.yaml"
+    path.write_text(dump_yaml({**MODEL, **MACHINE, **given}))
+    command = f"# accelerate launch --quiet --config_file {launch} recipes/dpo.py --config my.yaml"
+    assert translate(path, "my.yaml", command="dpo").splitlines()[1] == command
+
+
+def test_the_help_lists_the_commands_of_trl(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit):
+        main(["translate", "--help"])
+    assert "(grpo, rloo, dpo, kto, orpo, reward, sft)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_command_writes_rewards_and_data(tmp_path, capsys):
@@ -163,7 +337,7 @@ def test_a_printed_config_keeps_only_what_a_script_has_set(command, tmp_path):
 
 
 def test_a_printed_config_tells_how_many_processes_it_had(tmp_path, capsys):
-    stock = trl.GRPOConfig(**MACHINE, num_generations=4)
+    stock = trl.GRPOConfig(**MACHINE | {"use_cpu": False}, num_generations=4)
     printed = stock.to_dict() | {"generation_batch_size": 16}  # 8 on each of two
     path = tmp_path / "printed.yaml"
     path.write_text(yaml.dump(printed | MODEL))
@@ -174,8 +348,20 @@ def test_a_printed_config_tells_how_many_processes_it_had(tmp_path, capsys):
     main(["translate", str(path), "--explain"])
     out = capsys.readouterr().out.splitlines()
     assert out[-3].split()[-2:] == ["16", "16"]
-    # all but output_dir, use_cpu, bf16, num_generations and the hidden token
-    assert out[-1] == f"{len(printed) - 5} more fields have TRL's defaults there and here."
+    # all but output_dir, bf16, num_generations and the hidden token
+    assert out[-1] == f"{len(printed) - 4} more fields have TRL's defaults there and here."
+    printed |= {"use_cpu": True, "dataloader_pin_memory": False}
+    path.write_text(yaml.dump(printed | MODEL))
+    assert "configs/accelerate/cpu_2proc.yaml --num_processes 2 recipes/grpo.py" in translate(path)
+
+
+@pytest.mark.parametrize("added", [{}, {"reward_funcs": ["mine.reward"]}])
+def test_a_printed_config_says_that_rewards_are_missing(added, tmp_path):
+    path = tmp_path / "printed.yaml"
+    stock = trl.GRPOConfig(**MACHINE, num_generations=4)
+    path.write_text(yaml.dump({**stock.to_dict(), **MODEL, **added}))
+    head = translate(path).partition("algorithm:")[0]
+    assert ("A trainer's config has no reward_funcs, so add" in head) == (not added)
 
 
 def test_what_to_dict_hides_is_named(tmp_path):
@@ -226,24 +412,26 @@ def answered(trainer):
     fix_completions(trainer, completion)
     kept = Kept(trainer.model)
     trainer.add_callback(kept)
+    torch.manual_seed(0)  # TRL shuffles the completions of a generation
     trainer.train()
     steps = kept.weights
     return [after - before for before, after in itertools.pairwise(steps)]
 
 
-def test_the_recipe_of_rloo_moves_the_weights_as_rlootrainer(tmp_path):
+def of_recipe_and_stock(command, config, stock_trainer, given, folder):
+    """Return what each of two steps moves the weights by: of the recipe, and of TRL's trainer."""
     rows = [{"prompt": word} for word in ("ab", "cde", "fg", "hijk", "lm", "nop", "qr", "st")]
-    data = tmp_path / "rows.jsonl"
+    data = folder / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     changes = {"beta": 0.2, "learning_rate": 1e-2, "optim": "sgd", "max_steps": 2, **ROLLOUTS}
     changes |= {"gradient_accumulation_steps": 2, "save_strategy": "no", "disable_tqdm": True}
-    changes |= MACHINE | {"output_dir": str(tmp_path / "out")}
-    path = tmp_path / "trl.yaml"
+    changes |= MACHINE | {"output_dir": str(folder / "out")} | given
+    path = folder / "trl.yaml"
     script = {"model_name_or_path": CHECKPOINT, "dataset_name": str(data)}
     script |= {"reward_funcs": ["test_trl_config.shortness"]}
     path.write_text(dump_yaml({**script, **changes}))
-    (tmp_path / "ours.yaml").write_text(translate(path, command="rloo"))
-    loaded = STAGES["grpo"].load(["--config", str(tmp_path / "ours.yaml")])
+    (folder / "ours.yaml").write_text(translate(path, command=command))
+    loaded = STAGES["grpo"].load(["--config", str(folder / "ours.yaml")])
 
     tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
     read = train.read(loaded.trl, load_prompts, loaded.own.dataset, answer_columns(loaded.own))
@@ -253,11 +441,38 @@ def test_the_recipe_of_rloo_moves_the_weights_as_rlootrainer(tmp_path):
 
     model = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
     dataset = datasets.Dataset.from_list(rows)
-    config = trl.RLOOConfig(**changes)
-    stock = trl.RLOOTrainer(
-        model, shortness, args=config, train_dataset=dataset, processing_class=tokenizer
+    stock = stock_trainer(
+        model,
+        shortness,
+        args=config(**changes),
+        train_dataset=dataset,
+        processing_class=tokenizer,
     )
-    pairs = zip(answered(stock), answered(ours), strict=True)
+    return answered(ours), answered(stock)
+
+
+# of `num_iterations`: the second time, each ratio has left 1
+NEAR = {"num_iterations": 2, "use_bias_correction_kl": True, "max_steps": 2}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"loss_type": "bnpo", "scale_rewards": "batch"},
+        {"loss_type": "cispo", "epsilon_high": 1.0},
+    ],
+    ids=str,
+)
+def test_a_recipe_by_the_nearest_row_moves_the_weights_as_grpotrainer(given, tmp_path):
+    given = NEAR | given
+    ours, stock = of_recipe_and_stock("grpo", trl.GRPOConfig, trl.GRPOTrainer, given, tmp_path)
+    assert len(ours) == 2 and min(step.norm() for step in stock) > 0
+    assert all(torch.equal(here, there) for here, there in zip(ours, stock, strict=True))
+
+
+def test_the_recipe_of_rloo_moves_the_weights_as_rlootrainer(tmp_path):
+    ours, stock = of_recipe_and_stock("rloo", trl.RLOOConfig, trl.RLOOTrainer, {}, tmp_path)
+    pairs = zip(stock, ours, strict=True)
     apart = [((here - there).norm() / there.norm()).item() for there, here in pairs]
     assert len(apart) == 2 and max(apart) < 1e-5
 

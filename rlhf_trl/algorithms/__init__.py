@@ -21,7 +21,7 @@ from rlhf_trl.algorithms.parameters import (
     of_the_row,
     parameter,
 )
-from rlhf_trl.algorithms.resolve import FieldError, Resolved, RowConfig, resolve
+from rlhf_trl.algorithms.resolve import FieldError, Resolved, RowConfig, contradicted, resolve
 from rlhf_trl.algorithms.table import (
     ALGORITHMS,
     algorithm,

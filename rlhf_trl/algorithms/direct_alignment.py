@@ -1,6 +1,7 @@
 """Direct alignment (chapter 8): one row per algorithm, its parts by name.
 
-`code` and `trl` say what they change in their own algorithm's `chapter`, and nothing else.
+A row reads a reference unless it says otherwise. `code` and `trl` say what they change in their own
+algorithm's `chapter`, and nothing else.
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,6 @@ def _simpo_gamma(values: Mapping[str, Any]) -> float:
 _DPO = Preference(
     loss="dpo",
     logps="sum",
-    reference=True,
     reads={"beta": 0.1},
     settings={"loss_type": ["sigmoid"]},
     trl=True,
@@ -48,7 +48,6 @@ ROWS["dpo"] = Algorithm(
 _CDPO = Preference(
     loss="cdpo",
     logps="sum",
-    reference=True,
     reads={"beta": 0.1, "label_smoothing": 0.1},
     settings={"loss_type": ["sigmoid", "robust"], "loss_weights": _two_loss_weights},
     trl=True,
@@ -72,7 +71,6 @@ ROWS["cdpo"] = Algorithm(
 _IPO = Preference(
     loss="ipo",
     logps="sum",
-    reference=True,
     reads={"beta": 0.1},
     settings={"loss_type": ["ipo"]},
     trl="TRL averages the log-probabilities over the tokens of a completion",
@@ -146,7 +144,6 @@ ROWS["orpo"] = Algorithm(
 _KTO = Preference(
     loss="kto",
     logps="sum",
-    reference=True,
     reads={"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
     trainer="KTOTrainer",
     settings={"loss_type": "kto"},
@@ -184,7 +181,6 @@ ROWS["kto"] = Algorithm(
 _DPO_NORM = Preference(
     loss="dpo",
     logps="mean",
-    reference=True,
     reads={"beta": 2.0},
     settings={"loss_type": ["sigmoid_norm"]},
     trl=True,
@@ -204,7 +200,6 @@ ROWS["dpo_norm"] = Algorithm(
 _APO_ZERO = Preference(
     loss="apo_zero",
     logps="sum",
-    reference=True,
     reads={"beta": 0.1},
     settings={"loss_type": ["apo_zero"]},
     trl="TRL's loss is larger by 1, with the same gradient",
@@ -230,7 +225,6 @@ ROWS["apo_zero"] = Algorithm(
 _APO_DOWN = Preference(
     loss="apo_down",
     logps="sum",
-    reference=True,
     reads={"beta": 0.1},
     settings={"loss_type": ["apo_down"]},
     trl="TRL's loss is larger by 1, with the same gradient",

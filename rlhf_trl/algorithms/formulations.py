@@ -75,7 +75,7 @@ class Formulation:
         if known.choices:
             fits = value in known.choices
             wanted = f"one of {', '.join(known.choices)}"
-        elif known.words:  # no number, and checked by what reads it
+        elif known.words:  # not a number; what reads it checks it
             return
         elif not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
             fits = False

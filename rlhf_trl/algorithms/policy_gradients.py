@@ -1,6 +1,7 @@
 """Policy gradients (chapter 6): one row per algorithm, its parts by name.
 
-`code` and `trl` say what they change in their own algorithm's `chapter`, and nothing else.
+A row without `kl_penalty` or `value_loss` has none. `code` and `trl` say what they change in their
+own algorithm's `chapter`, and nothing else; so does a variant of another algorithm.
 """
 
 from dataclasses import replace
@@ -38,7 +39,6 @@ _REINFORCE = PolicyGradient(
     window="micro_batch",
     kl="reward",
     kl_penalty="summed_kl_penalty",
-    value_loss="none",
     reads={
         "baseline": "batch_mean",
         "baseline_value": None,
@@ -78,7 +78,6 @@ _RLOO = PolicyGradient(
     window="micro_batch",
     kl="reward",
     kl_penalty="summed_kl_penalty",
-    value_loss="none",
     reads={"importance_cap": None, "beta": 0.0, "kl_estimator": "k1"},
     settings=grpo_fields(loss_type="grpo", scale_rewards="none"),
     trl="GRPOTrainer has neither the leave-one-out factor K/(K-1) nor the sum over tokens",
@@ -177,8 +176,6 @@ _GRPO = PolicyGradient(
     aggregation="sequence_mean",
     window="micro_batch",
     kl="loss",
-    kl_penalty="none",
-    value_loss="none",
     reads={"epsilon": 0.2, "epsilon_high": None, "beta": 0.0, "kl_estimator": "k3"},
     constants={"std_epsilon": 1e-4},
     settings=grpo_fields(loss_type="grpo"),
@@ -215,8 +212,6 @@ _DRGRPO = PolicyGradient(
     aggregation="fixed_length",
     window="micro_batch",
     kl="loss",
-    kl_penalty="none",
-    value_loss="none",
     reads={
         "epsilon": 0.2,
         "epsilon_high": None,
@@ -266,8 +261,6 @@ _GSPO = PolicyGradient(
     aggregation="sequence_mean",
     window="micro_batch",
     kl="loss",
-    kl_penalty="none",
-    value_loss="none",
     reads={"epsilon": 0.2, "epsilon_high": None, "beta": 0.0, "kl_estimator": "k3"},
     constants={"std_epsilon": 1e-4},
     settings=grpo_fields(loss_type="grpo", importance_sampling_level="sequence"),
@@ -308,8 +301,6 @@ _CISPO = PolicyGradient(
     aggregation="per_prompt",
     window="micro_batch",
     kl="loss",
-    kl_penalty="none",
-    value_loss="none",
     reads={"epsilon": 0.2, "epsilon_high": 0.4, "beta": 0.0, "kl_estimator": "k3"},
     constants={"std_epsilon": 1e-4},
     settings=grpo_fields(loss_type="cispo"),
@@ -355,21 +346,11 @@ ROWS["cispo"] = Algorithm(
     ),
 )
 
-_CISPO_WINDOW = PolicyGradient(
-    advantage="group_standardized",
-    ratio="token_ratio",
-    surrogate="clipped_importance_weight",
+_CISPO_WINDOW = replace(
+    _CISPO,
     aggregation="token_mean",
     window="window",
-    kl="loss",
-    kl_penalty="none",
-    value_loss="none",
-    reads={"epsilon": 0.2, "epsilon_high": 0.4, "beta": 0.0, "kl_estimator": "k3"},
-    constants={"std_epsilon": 1e-4},
-    settings=grpo_fields(loss_type="cispo"),
     trl="TRL bounds the weight from above only",
-    trl_offset={"epsilon_high": 1.0},
-    trainer_reads={"missing_eos_penalty": None},
     differs=(
         "CISPO with one mean over all tokens of the accumulation window, as in DAPO. As in "
         "GRPO, 1e-4 is added to the standard deviation."
@@ -393,8 +374,6 @@ _SAPO = PolicyGradient(
     aggregation="sequence_mean",
     window="micro_batch",
     kl="loss",
-    kl_penalty="none",
-    value_loss="none",
     reads={
         "sapo_temperature_pos": 1.0,
         "sapo_temperature_neg": 1.05,
@@ -440,8 +419,6 @@ _DAPO = PolicyGradient(
     aggregation="token_mean",
     window="window",
     kl="none",
-    kl_penalty="none",
-    value_loss="none",
     reads={"epsilon": 0.2, "epsilon_high": 0.28},
     constants={"std_epsilon": 1e-4},
     settings=grpo_fields(loss_type="dapo"),
@@ -485,25 +462,11 @@ ROWS["dapo"] = Algorithm(
     ),
 )
 
-_DAPO_PER_PROMPT = PolicyGradient(
-    advantage="group_standardized",
-    ratio="token_ratio",
-    surrogate="clipped_ratio",
+_DAPO_PER_PROMPT = replace(
+    _DAPO,
     aggregation="per_prompt",
     window="micro_batch",
-    kl="none",
-    kl_penalty="none",
-    value_loss="none",
-    reads={"epsilon": 0.2, "epsilon_high": 0.28},
-    constants={"std_epsilon": 1e-4},
-    settings=grpo_fields(loss_type="dapo"),
     trl="TRL divides by the tokens of the window",
-    trainer_reads={
-        "correctness_reward": REQUIRED,
-        "soft_punish_cache": 128,
-        "dynamic_sampling_rounds": 8,
-        "missing_eos_penalty": None,
-    },
     differs=(
         "Each prompt counts the same, and each token of its completions. As in GRPO, 1e-4 is "
         "added to the standard deviation."
@@ -527,8 +490,6 @@ _MAXRL = PolicyGradient(
     aggregation="sequence_sum",
     window="micro_batch",
     kl="none",
-    kl_penalty="none",
-    value_loss="none",
     reads={"importance_cap": None},
     constants={"partial_credit": False},
     settings=grpo_fields(loss_type="grpo", scale_rewards="none"),

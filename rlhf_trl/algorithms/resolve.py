@@ -22,7 +22,7 @@ class FieldError(InputError):
 def resolve(
     row: Formulation,
     user_values: Mapping[str, Any],
-    others: Mapping[str, Formulation] | None = None,
+    others: Mapping[str, Formulation],
     passing: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return the value of every config field that a row fixes or reads.
@@ -31,25 +31,27 @@ def resolve(
         row: the formulation that a config chooses.
         user_values: the fields that the user sets, with their values.
         others: formulations by algorithm that might be chosen in its place, for the error message.
-        passing: fields that may be given although the row does not read them.
+        passing: fields of stock TRL, which may be given although the row does not read them, or
+            fixes them otherwise if no other row of its trainer has more of what the user sets.
 
     Returns:
         What the row fixes; for what it reads the given value, or its default (maybe `REQUIRED`).
     """
     reads = {**row.reads, **row.trainer_reads}
     settings = row.fixed({name: user_values[name] for name in row.reads if name in user_values})
-    others = others or {}
+    if passing:  # what the row fixes as well, unless another row of the trainer has more of it
+        apart = contradicted(row, user_values)
+        rivals = [other for other in others.values() if other.trainer == row.trainer]
+        if all(len(contradicted(other, user_values)) >= len(apart) for other in rivals):
+            settings |= {name: user_values[name] for name in apart}
     for name, value in user_values.items():
         if name in reads:
             continue
         if name in settings and not _fits(value, settings[name]):
             same = [n for n, other in others.items() if _fits(value, other.settings.get(name))]
             remedy = f"write algorithm: {' or '.join(same)}" if same else "choose another algorithm"
-            raise FieldError(
-                name,
-                f"is {value!r}, which contradicts {row.label} and its {name}: "
-                f"{settings[name]!r}; remove it, or {remedy}",
-            )
+            clash = f"contradicts {row.label} and its {name}: {settings[name]!r}"
+            raise FieldError(name, f"is {value!r}, which {clash}; remove it, or {remedy}")
         if name in LOSS_FIELDS - settings.keys() and name not in passing:
             readers = [
                 n for n, other in others.items() if name in (*other.reads, *other.trainer_reads)
@@ -57,6 +59,15 @@ def resolve(
             remedy = f", or choose one that reads it: {', '.join(readers)}" if readers else ""
             raise FieldError(name, f"is not read by {row.label}; remove it{remedy}")
     return {**{name: user_values.get(name, default) for name, default in reads.items()}, **settings}
+
+
+def contradicted(row: Formulation, values: Mapping[str, Any]) -> list[str]:
+    """Return the fields that a row fixes and a config has otherwise, as far as they matter."""
+    reads = {n: v for n in row.reads if (v := values.get(n)) is not None and (v or n != "beta")}
+    settings = row.fixed(reads)
+    if "beta" not in reads:  # without a KL, it decides nothing
+        settings.pop("use_bias_correction_kl", None)
+    return [n for n, fixed in settings.items() if n in values and not _fits(values[n], fixed)]
 
 
 def _fits(value: Any, fixed: Any) -> bool:
@@ -89,8 +100,8 @@ class Resolved(Generic[Row]):
 class RowConfig:
     """Mixin of a TRL config whose loss fields belong to a row; None means the row's own value.
 
-    In formulation "trl" they mean what TRL means by them: those that the algorithm fixes are set,
-    and without an algorithm None is TRL's default.
+    In formulation "trl" they mean what TRL means by them: those that the algorithm fixes are set
+    where they are None, and without an algorithm None is TRL's default.
     """
 
     kind: ClassVar[type[Formulation]]
@@ -131,12 +142,13 @@ class RowConfig:
         user_values = args._set_by_user(row)
         others = {n: find(n, args.formulation) for n in names(cls.kind.family, args.formulation)}
         values = resolve(row, user_values, others, stock if is_stock else ())
-        for name, value in values.items():
-            if value == REQUIRED:
-                raise InputError(f"{row.label} needs {name}, which has no default; set it.")
+        if missing := [name for name, value in values.items() if value == REQUIRED]:
+            raise InputError(f"{row.label} needs {missing[0]}, which has no default; set it.")
         # in formulation "trl", fields that no row reads are TRL's, and keep what the user writes
         filled_in = {**stock, **user_values, **values} if is_stock else {**stock, **values}
         args._fill_in(filled_in, LOSS_FIELDS | values.keys(), user_values.keys())
+        if apart := contradicted(row, values):  # in formulation trl: this loss is none of a row
+            algorithm, row = None, replace(row, label=f"{row.label} but for {', '.join(apart)}")
         parameters = {n: values[n] for n in row.reads if values.get(n) is not None}
         parameters = args.parameters(row, parameters)
         return args.checked(Resolved(algorithm, args.formulation, row, parameters, args))
@@ -177,18 +189,8 @@ class RowConfig:
     @classmethod
     def _of_stock(cls, args: Any, trainer: str) -> Resolved:
         """Return what a config of TRL's own class computes, named after the row it is, if any."""
-        algorithm = None
-        for name in names(cls.kind.family, "trl"):
-            row = find(name, "trl")
-            reads = {key: value for key in row.reads if (value := getattr(args, key, None))}
-            settings = dict(row.fixed(reads))
-            if not getattr(args, "beta", 0):  # without a KL, it decides nothing
-                settings.pop("use_bias_correction_kl", None)
-            if row.trainer == trainer and all(
-                _fits(getattr(args, k, None), v) for k, v in settings.items()
-            ):
-                algorithm = name
-                break
+        rows = [n for n in names(cls.kind.family, "trl") if find(n, "trl").trainer == trainer]
+        algorithm = next((n for n in rows if not contradicted(find(n, "trl"), vars(args))), None)
         return Resolved(algorithm, "trl", cls._stock_row(algorithm), {}, args)
 
     def check_for(self, row: Formulation) -> None:
@@ -204,6 +206,4 @@ class RowConfig:
 
 
 def _default(declared: Field) -> Any:
-    if declared.default_factory is not MISSING:
-        return declared.default_factory()
-    return declared.default
+    return declared.default if declared.default_factory is MISSING else declared.default_factory()

@@ -105,9 +105,9 @@ def group_standardized(
         std_epsilon: e, in units of the reward.
 
     Returns:
-        (B,) advantages. In a group of equal rewards they are what rounding left of r_i - mean over
-        std + e, and not always 0: in float32 six rewards of 0.3 get 0.0003 with e = 1e-4, and with
-        e = 1e-8 0.7, or 3 beside a second such group.
+        (B,) advantages. Those of a group of equal rewards are not always 0: their computed mean may
+        be off by a rounding error, which a small e enlarges. In float32 six rewards of 0.3 get
+        0.0003 with e = 1e-4, and with e = 1e-8 0.7, or 3 beside a second such group.
     """
     grouped = as_groups(rewards, num_generations, "group_standardized", at_least=2)
     centered = grouped - grouped.mean(1, keepdim=True)
@@ -159,13 +159,15 @@ def gae(
     rewards = torch.where(counts, token_rewards, 0)
     values = torch.where(counts, old_values, 0)
     next_value = torch.zeros_like(values[:, 0])
-    running = torch.zeros_like(values[:, 0])
+    next_advantage = torch.zeros_like(values[:, 0])
     advantages = torch.zeros_like(values)
     for t in reversed(range(values.shape[1])):
         delta = rewards[:, t] + gamma * next_value - values[:, t]
-        running = torch.where(counts[:, t], delta + gamma * lam * running, running)
+        advantage = delta + gamma * lam * next_advantage
+        advantages[:, t] = torch.where(counts[:, t], advantage, 0)
+        # past a masked token, the token before it sees the same next one
+        next_advantage = torch.where(counts[:, t], advantage, next_advantage)
         next_value = torch.where(counts[:, t], values[:, t], next_value)
-        advantages[:, t] = torch.where(counts[:, t], running, 0)
     return advantages
 
 

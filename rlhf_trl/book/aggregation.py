@@ -96,10 +96,9 @@ def per_prompt(
     Args:
         losses: (B, T), and so is the mask.
         num_generations: completions of each prompt; None: all are of one.
-        prompt_tokens: (B,) for each completion, the tokens of all completions of its prompt, for
-            batches that do not hold these together; None: counted from the mask. With it,
-            micro-batches that split prompts add up: P is B / num_generations.
-        normalizer: counts prompts; None: B / num_generations.
+        prompt_tokens: (B,) for each completion, the tokens of all completions of its prompt; for
+            batches that hold only a part of these. None: counted from the mask.
+        normalizer: P; None: B / num_generations, not always whole where batches split prompts.
     """
     size = num_generations or len(mask)
     if prompt_tokens is None:

@@ -57,7 +57,8 @@ def cdpo(
         label_smoothing: e, the share of flipped labels, from 0 (DPO) to 0.5 (no label counts).
     """
     logps = (policy_chosen_logps, policy_rejected_logps, ref_chosen_logps, ref_rejected_logps)
-    kept, flipped = dpo(*logps, beta=beta), dpo(*logps, beta=-beta)
+    kept = dpo(*logps, beta=beta)
+    flipped = dpo(*logps, beta=-beta)  # as if the rejected were preferred
     return (1 - label_smoothing) * kept + label_smoothing * flipped
 
 
@@ -215,8 +216,8 @@ def kto_class_means(
     logps = (policy_chosen_logps, policy_rejected_logps, ref_chosen_logps, ref_rejected_logps)
     kl_logps = (policy_kl_logps, ref_kl_logps)
     losses = kto(*logps, *kl_logps, beta, desirable_weight, undesirable_weight)
-    classes = losses.split([len(policy_chosen_logps), len(policy_rejected_logps)])
-    return sum((part.sum() / max(len(part), 1) for part in classes), losses.new_zeros(()))
+    chosen, rejected = losses.split([len(policy_chosen_logps), len(policy_rejected_logps)])
+    return chosen.sum() / max(len(chosen), 1) + rejected.sum() / max(len(rejected), 1)
 
 
 def apo_zero(

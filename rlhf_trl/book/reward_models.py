@@ -1,4 +1,4 @@
-"""Reward models: losses of comparisons (B,), and of tokens (B, T) before any averaging.
+"""Reward models: losses of comparisons (B,), and of tokens (B, T) or steps, before any averaging.
 
 `chosen` and `rejected` are the (B,) rewards of the preferred completions and of the others.
 """
@@ -27,9 +27,6 @@ def bradley_terry_margin(chosen: Tensor, rejected: Tensor, margin: Tensor | floa
 
     Args:
         margin: (B,) how much better the preferred is, or one number; 0: eq:rewardmodeling1.
-
-    Returns:
-        (B,) losses.
     """
     return bradley_terry(chosen, rejected + margin)
 
@@ -72,9 +69,6 @@ def outcome(logits: Tensor, labels: Tensor) -> Tensor:
     Args:
         logits: (B, T) w_t.
         labels: (B, T) y: 1 for right, 0 for wrong.
-
-    Returns:
-        (B, T) losses.
     """
     return F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
 
@@ -90,9 +84,6 @@ def process(logits: Tensor, labels: Tensor, class_weights: Tensor | None = None)
         logits: (B, S, C), C = 3.
         labels: (B, S) y: 0 for bad, 1 for neutral, 2 for good.
         class_weights: (C,) w; None: all 1.
-
-    Returns:
-        (B, S) losses.
     """
     return F.cross_entropy(
         logits.transpose(1, 2), labels.long(), weight=class_weights, reduction="none"

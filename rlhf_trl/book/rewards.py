@@ -69,13 +69,11 @@ def overlong_penalty(lengths: Tensor, max_completion_length: int, soft_punish_ca
     Args:
         lengths: (B,) tokens n of the completions.
         max_completion_length: L, the limit in tokens.
-        soft_punish_cache: C, the tokens before the limit over which the penalty grows, 1 to L.
+        soft_punish_cache: C, the tokens before the limit over which the penalty grows, 1 to L;
+            others are an InputError.
 
     Returns:
         (B,) penalties in [-1, 0], to be added to the rewards.
-
-    Raises:
-        InputError: if C is not between 1 and L.
     """
     if not 1 <= soft_punish_cache <= max_completion_length:
         raise InputError(
@@ -101,15 +99,12 @@ def has_contrast(
 
     Args:
         correctness: (B,) correctness rewards, without penalties, prompt after prompt.
-        num_generations: the completions per prompt.
+        num_generations: the completions per prompt, of which B must be a multiple.
         lowest: the reward of a wrong answer.
         highest: the reward of a right answer.
 
     Returns:
         (P,) booleans.
-
-    Raises:
-        InputError: if B is not a multiple of the group size.
     """
     grouped = as_groups(correctness, num_generations, "has_contrast")
     return ~((grouped == lowest).all(1) | (grouped == highest).all(1))

@@ -1,7 +1,8 @@
 """Rejection sampling: which of the answers to M prompts, N to each, are trained on.
 
 Rewards are (M, N), a tensor or rows of numbers; a selection is a list of (prompt, answer) places in
-them. The `random_*` functions are the matched controls: as many pairs, whatever the rewards.
+them. The `random_*` functions are the matched controls, chapter 9's baselines beside the two
+selections, with the draws of the book's code: as many pairs, whatever the rewards.
 
 With rewards of 0 and 1 most answers tie. `ties="random"` chooses among equals by the `seed`;
 "first" is the book's code, whose top k are then the first right answers in the order of the data.
@@ -50,19 +51,13 @@ def top_k_overall(rewards: Rewards, k: int, seed: int = 0, ties: str = "random")
 
 
 def random_per_prompt(rewards: Rewards, seed: int = 0) -> Pairs:
-    """Take any answer to each prompt: the control of `top_per_prompt`.
-
-    Source: chapter 9, the baselines beside the two selections; the draws are the code's.
-    """
+    """Take any answer to each prompt: the control of `top_per_prompt`."""
     rows, rng = _rows(rewards, "random_per_prompt"), random.Random(seed)
     return [(i, rng.randrange(len(row))) for i, row in enumerate(rows)]
 
 
 def random_k_overall(rewards: Rewards, k: int, seed: int = 0) -> Pairs:
-    """Take any answers of all: the control of `top_k_overall`.
-
-    Source: chapter 9, the baselines beside the two selections; the draws are the code's.
-    """
+    """Take any answers of all: the control of `top_k_overall`."""
     pairs = _pairs(_rows(rewards, "random_k_overall", k=k))
     return random.Random(seed).sample(pairs, min(k, len(pairs)))
 

@@ -12,14 +12,11 @@ from torch import Tensor
 
 
 def token_ratio(logps: Tensor, old_logps: Tensor) -> Tensor:
-    """Return the likelihood ratio of each token.
+    """Return the likelihood ratio of each token; 1 on-policy.
 
     rho_t = pi(a_t | s_t) / pi_old(a_t | s_t)
 
     Source: chapter 6, eq:PPO_POL_RATIO and eq:PPO_EQN_EXPANDED; PPO (arXiv:1707.06347).
-
-    Returns:
-        (B, T) ratios; 1 on-policy.
     """
     return torch.exp(logps - old_logps)
 

@@ -1,4 +1,8 @@
-"""The critic of PPO: its targets and its loss per token."""
+"""The critic of PPO: its targets and its loss per token.
+
+All tensors are (B, T): `values` are those of the critic that is trained, `old_values` those at
+rollout time, `returns` its targets.
+"""
 
 import torch
 from torch import Tensor
@@ -9,14 +13,7 @@ def lambda_returns(advantages: Tensor, old_values: Tensor) -> Tensor:
 
     G_t = A_t + V_old(s_t)
 
-    Source: chapter 6, listing after eq:GAE_DFN.
-
-    Args:
-        advantages: (B, T) advantages by generalized advantage estimation.
-        old_values: (B, T) values at rollout time.
-
-    Returns:
-        (B, T) targets.
+    Source: chapter 6, listing after eq:GAE_DFN; the advantages are those of `gae`.
     """
     return advantages + old_values
 
@@ -27,13 +24,6 @@ def value_loss(values: Tensor, returns: Tensor) -> Tensor:
     l_t = (V_t - G_t)^2 / 2
 
     Source: chapter 6, listing of PPO.
-
-    Args:
-        values: (B, T) values of the critic that is trained.
-        returns: (B, T) targets.
-
-    Returns:
-        (B, T) losses.
     """
     return (values - returns) ** 2 / 2
 
@@ -48,13 +38,7 @@ def clipped_value_loss(
     Source: chapter 6, listing of the value network's loss; the book's code.
 
     Args:
-        values: (B, T) values of the critic that is trained.
-        old_values: (B, T) values at rollout time.
-        returns: (B, T) targets.
         cliprange_value: c, in units of the reward.
-
-    Returns:
-        (B, T) losses.
     """
     near_old = torch.clamp(values, old_values - cliprange_value, old_values + cliprange_value)
     return torch.max(value_loss(values, returns), value_loss(near_old, returns))

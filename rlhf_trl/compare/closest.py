@@ -197,28 +197,42 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
     other_trainers: list[str] = []
     if trainer is None:
         trainer, *other_trainers = _trainers_of_keys(str(path), config_keys)
+    classes = _trainer_and_config(trainer)
+    default_row = getattr(classes[1], "default_row", None)  # only configs of this project have one
+    if path is None and default_row is not None:
+        return _own_subject(label, classes, default_row, "chapter", {})
+    return _stock_subject(label, classes, path, other_trainers)
+
+
+def _trainer_and_config(trainer: str) -> tuple[type, type]:
+    """Return the class that a dotted name names, and its config class; refuse TRL's SFTTrainer."""
     trainer_class = class_of(trainer)
     base = pairs.base_name(trainer_class)
-    if base not in TRAINERS:  # TRL's SFTTrainer
+    if base not in TRAINERS:
         known = ", ".join(TRAINERS)
         raise InputError(
             f"{trainer} has one loss only, which the matrix compares; --config and --trainer tell "
             f"apart what {known} compute"
         )
     stock_class, stock_config = pairs.trainer_classes(base)
-    config = stock_config
-    if trainer_class is not stock_class:
-        config = config_class(trainer_class, stock_config)
-    default_row = getattr(config, "default_row", None)  # only configs of this project have one
-    if path is None and default_row is not None:
-        return _own_subject(label, (trainer_class, config), default_row, "chapter", {})
+    if trainer_class is stock_class:
+        return trainer_class, stock_config
+    return trainer_class, config_class(trainer_class, stock_config)
+
+
+def _stock_subject(
+    label: str, classes: tuple[type, type], path: str | Path | None, other_trainers: Sequence[str]
+) -> Subject:
+    """Return a trainer of TRL, or a subclass, as a subject, with the config at `path`, if any."""
+    trainer_class, config = classes
+    base = pairs.base_name(trainer_class)
     values = _checked(path, config) if path else {}
-    stock_fields = {f.name for f in fields_of(stock_config)}
+    stock_fields = {f.name for f in fields_of(pairs.trainer_classes(base)[1])}
     added_fields = {f.name for f in fields_of(config)} - stock_fields  # by a subclass
     return Subject(
         label=label,
         base=base,
-        classes=(trainer_class, config),
+        classes=classes,
         values=values,
         fields=_loss_fields(values, added_fields),
         fits=tuple(other_trainers),
@@ -283,12 +297,13 @@ def _own_subject(
         for field in fields_of(classes[1])
         if field.name in row.reads and field.default not in (None, MISSING)
     }
-    # The trainer needs some values to run on the batches, as a reward that they have. These go
-    # before the user's, but not where the equation reads the field, as PPO's `gamma`.
-    of_batches = own_fields(row)
-    unread = {name: value for name, value in of_batches.items() if name not in row.reads}
-    fields = of_batches | _loss_fields(defaults | values) | unread
-    if row.trainer == "GRPOTrainer" == base:
+    # What the trainer needs to run on the batches, such as the name of a reward that they have,
+    # overrides the user's values. Only where the equation reads the field, as PPO's `gamma`, the
+    # user's value holds.
+    needed = own_fields(row)
+    not_in_equation = {name: value for name, value in needed.items() if name not in row.reads}
+    fields = needed | _loss_fields(defaults | values) | not_in_equation
+    if base == "GRPOTrainer" and row.trainer == "GRPOTrainer":
         # TRL's fields that the row fixes, such as `loss_type`, unless the user has them
         fields = dict(row.settings) | fields
     trainer_arguments = pairs.arguments(algorithm, formulation_name)
@@ -445,20 +460,14 @@ def _away(result: Result) -> tuple[float, float]:
 def _distance(
     matrix: Matrix, subject: Subject, algorithm: str, formulation_name: str, fixes: bool
 ) -> Distance:
-    """Measure a subject against one formulation, as it is and with the fields changed that differ.
+    """Measure a subject against one formulation; with `fixes`, also with changed fields.
 
     Raises:
         InputError: the subject trains on other data or models, or has no finite gradient.
     """
     row = formulation(algorithm, formulation_name)
     if not subject.could_be(algorithm, formulation_name):
-        label = subject.base
-        if subject.trainer_arguments:
-            label = "a config for {algorithm} ({formulation})".format(**subject.trainer_arguments)
-        raise InputError(
-            f"{subject.label}: {label} is not compared with {algorithm} ({formulation_name}), "
-            "whose data or models are others"
-        )
+        raise InputError(_incomparable(subject, algorithm, formulation_name))
     config = _built_config(subject)
     left = Book(algorithm, formulation_name, _params(row, subject, config))
     results = _measured(matrix, subject, left)
@@ -474,14 +483,10 @@ def _distance(
     changes: Mapping[str, Any] = {}
     after_changes = None
     if fixes and not equal:
-        find_fix = _fix_of_own if subject.trainer_arguments else _fix_of_stock
-        changes, after_changes = find_fix(matrix, subject, left, config, worst)
-    # `row.trl` is True, or the table's reason why the stock trainer of the row has no settings for
-    # it. Where there is a reason, that trainer is never RLOOTrainer (for rloo it is GRPOTrainer),
-    # nor one of ours, so it says nothing about these.
-    has_reason = (
-        not subject.trainer_arguments and subject.base != "RLOOTrainer" and row.trl is not True
-    )
+        if subject.trainer_arguments:  # a config of ours
+            changes, after_changes = _fix_of_own(matrix, subject, left, config)
+        else:
+            changes, after_changes = _fix_of_stock(matrix, subject, left, config, worst)
     equal_on_policy = None
     for result in results:
         if result.batch == "on_policy":
@@ -494,9 +499,30 @@ def _distance(
         on_policy=equal_on_policy,
         changes=changes,
         then=after_changes,
-        why=str(row.trl) if has_reason and not equal else "",
+        why="" if equal else _why_no_settings(subject, row),
         untested=untested,
     )
+
+
+def _incomparable(subject: Subject, algorithm: str, formulation_name: str) -> str:
+    """Return the sentence that refuses to hold a subject against a formulation."""
+    label = subject.base
+    if subject.trainer_arguments:
+        label = "a config for {algorithm} ({formulation})".format(**subject.trainer_arguments)
+    return (
+        f"{subject.label}: {label} is not compared with {algorithm} ({formulation_name}), "
+        "whose data or models are others"
+    )
+
+
+def _why_no_settings(subject: Subject, row: Formulation) -> str:
+    """Return why no settings of its stock trainer give a row, "" where the table has no reason.
+
+    `row.trl` is True, or the reason why the row's stock trainer has no settings for it. That one
+    is never RLOOTrainer (for rloo it is GRPOTrainer), nor a trainer of ours.
+    """
+    is_about_it = not subject.trainer_arguments and subject.base != "RLOOTrainer"
+    return row.trl if is_about_it and isinstance(row.trl, str) else ""
 
 
 def _built_config(subject: Subject) -> Any:
@@ -508,29 +534,28 @@ def _built_config(subject: Subject) -> Any:
 
 
 def _fix_of_own(
-    matrix: Matrix, subject: Subject, left: Book, config: Any, worst: Result
+    matrix: Matrix, subject: Subject, left: Book, config: Any
 ) -> tuple[dict[str, Any], Result | None]:
-    """Return what to change in a config of ours, and the worst result after that.
+    """Return what to change in a config of ours to get the row `left`, and the worst result then.
 
     The result is None where there is nothing to measure: no change, or another algorithm or
-    formulation, whose fields may not be those of the subject. `worst`, the result before, is read
-    by `_fix_of_stock` only; the two take the same arguments.
+    formulation, whose fields may not be those of the subject.
     """
     row = left.row
-    # fields that the trainer reads and the equation does not, such as `nll_weight`; not those that
-    # `_own_subject` sets for the batches
-    read_by_trainer = row.trainer_reads.keys() - own_fields(row).keys()
     wanted = _wanted_of_any_row(subject, config)
+    # Fields that the trainer reads and the equation does not, such as `nll_weight`, go back to the
+    # row's values; not those that `_own_subject` has set for the batches.
+    read_by_trainer = row.trainer_reads.keys() - own_fields(row).keys()
     for name in subject.fields.keys() & read_by_trainer:
         wanted[name] = row.trainer_reads[name]
-    fields = _differing(wanted, config)
-    changes = {}
+    field_changes = _differing(wanted, config)
+    row_changes = {}
     for name, value in (("algorithm", left.algorithm), ("formulation", left.formulation)):
         if subject.trainer_arguments[name] != value:
-            changes[name] = value
-    if changes or not fields:
-        return changes | fields, None
-    return fields, _worst(_measured(matrix, subject, left, **fields))
+            row_changes[name] = value
+    if row_changes or not field_changes:
+        return row_changes | field_changes, None
+    return field_changes, _worst(_measured(matrix, subject, left, **field_changes))
 
 
 def _fix_of_stock(
@@ -593,18 +618,12 @@ def _params(row: Formulation, subject: Subject, config: Any) -> dict[str, Any]:
     ours only `subject.fields` count, as a field that it does not set has the row's default.
     """
     params: dict[str, Any] = {}
-    # not the config's: `_required` has the first; without the others the row is its plain equation
+    # The first is the batches', see `_required`; without the others the row is its plain equation.
     not_in_config = ("max_completion_length", "importance_cap", "baseline_value")
     for name in row.reads:
         if name in not_in_config:
             continue
-        value = (
-            subject.fields.get(name) if subject.trainer_arguments else getattr(config, name, None)
-        )
-        if value is None and name == "epsilon_high":
-            value = getattr(config, "epsilon", None)  # what TRL falls back to
-        if name == "gamma_beta_ratio" and hasattr(config, "simpo_gamma"):
-            value = config.simpo_gamma / config.beta
+        value = _given_value(subject, config, name)
         # A row that reads label_smoothing is about smoothed labels: 0, as TRL has by default, does
         # not ask for it, and the row keeps its own share.
         if value is None or (name == "label_smoothing" and not value):
@@ -617,6 +636,16 @@ def _params(row: Formulation, subject: Subject, config: Any) -> dict[str, Any]:
         row.parameters({**_required(row), name: value})  # refuses what the row cannot have
         params[name] = value
     return params
+
+
+def _given_value(subject: Subject, config: Any, name: str) -> Any:
+    """Return the value that the user's config gives to a parameter of a row, None for none."""
+    if name == "gamma_beta_ratio" and hasattr(config, "simpo_gamma"):  # a CPOConfig: gamma itself
+        return config.simpo_gamma / config.beta
+    value = subject.fields.get(name) if subject.trainer_arguments else getattr(config, name, None)
+    if value is None and name == "epsilon_high":
+        return getattr(config, "epsilon", None)  # what TRL falls back to
+    return value
 
 
 def _required(row: Formulation) -> dict[str, Any]:
@@ -644,12 +673,7 @@ def _changes(subject: Subject, book: Book, config: Any) -> dict[str, Any]:
     for name, offset in row.trl_offset.items():  # as cispo's bound, which is 1 more in TRL
         wanted[name] = values[name] + offset
     wanted |= _wanted_of_any_row(subject, config)
-    # whether a beta is read is decided below: by all trainers of TRL, but not by all rows
-    read = wanted.keys() | row.reads.keys() | {"beta"}
-    unread = LOSS_FIELDS & (subject.fields.keys() - read)
-    for config_field in fields_of(subject.classes[1]):
-        if config_field.name in unread and config_field.default is not MISSING:
-            wanted[config_field.name] = config_field.default
+    wanted |= _defaults_of_unread(subject, wanted.keys() | row.reads.keys())
     if "loss_type" in wanted:  # the weights of the user's losses do not fit those of the row
         wanted.setdefault("loss_weights", None)
     if "beta" not in row.reads and getattr(config, "beta", 0):
@@ -663,6 +687,19 @@ def _changes(subject: Subject, book: Book, config: Any) -> dict[str, Any]:
     if getattr(row, "window", "") == "window" and subject.generation != subject.accumulation:
         changes["steps_per_generation"] = subject.accumulation
     return changes
+
+
+def _defaults_of_unread(subject: Subject, read: Collection[str]) -> dict[str, Any]:
+    """Return the defaults of the loss fields that the user gives and a row does not read.
+
+    `beta` is left out: where a row reads none it has to be 0, whatever its default is.
+    """
+    unread = LOSS_FIELDS & (subject.fields.keys() - {*read, "beta"})
+    return {
+        config_field.name: config_field.default
+        for config_field in fields_of(subject.classes[1])
+        if config_field.name in unread and config_field.default is not MISSING
+    }
 
 
 def _wanted_of_any_row(subject: Subject, config: Any) -> dict[str, Any]:

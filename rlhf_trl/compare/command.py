@@ -23,7 +23,7 @@ def run(args: Namespace) -> None:
     configs = args.config or []
     if args.require and not (configs or args.trainer):
         raise InputError("--require is about --config or --trainer; give one of them")
-    if args.paper_index is not None:
+    if args.paper_index is not None:  # "" without a path: the shipped index
         print(paper_index.page(args.paper_index or None, args.format))
     elif configs or args.trainer:
         unread = [name for name in ("batches", "quick", "page") if getattr(args, name)]
@@ -129,9 +129,10 @@ def _two_configs(args: Namespace) -> None:
 
 
 def _subject(args: Namespace, config: str | None) -> None:
-    """Say how far a config or a trainer is from algorithms; refuse what --require asks and is not.
+    """Print how far a config or a trainer is from algorithms.
 
-    `--algorithms` chooses those to compare with; without it they are all that it could be.
+    `--algorithms` chooses those to compare with; without it they are all that it could be. If it is
+    not the algorithm that --require names, that is an InputError.
     """
     names = [name for name in (args.algorithms or "").split(",") if name.strip()]
     wanted = [_algorithm_and_formulation(name) for name in names]

@@ -110,11 +110,11 @@ class DistillationWindow:
         if hasattr(trainer, "teacher_context_builder"):  # only SDPOTrainer has one
             return self._run_sdpo(trainer)
         trainer.model.load_state_dict(self.student)
+        # TRL makes one generation of `size` prompts and splits it into `count` micro-batches. For
+        # that its sampler repeats the numbers of these prompts `count` times.
         order = list(trainer._get_train_sampler())
         count = trainer.args.gradient_accumulation_steps
         size = ROWS * count * trainer.accelerator.num_processes
-        # TRL makes one generation of `size` prompts and splits it into `count` micro-batches. For
-        # that its sampler repeats the numbers of these prompts `count` times.
         if order[: size * count] != order[:size] * count:
             raise InputError("DistillationTrainer leaves out prompts")
         # TRL shuffles a generation before it splits it. `unmixed` switches that off, and with
@@ -250,11 +250,11 @@ def build_trainer(
 ) -> Any:
     """Build TRL's DistillationTrainer or SDPOTrainer for a window, its completions fixed.
 
-    `fields` are those of its config, which go before the window's; `arguments` are further ones of
+    `fields` are those of its config, which override the window's; `arguments` are further ones of
     the trainer. SDPOTrainer samples GROUP completions of each prompt by itself; for
     DistillationTrainer, which samples one, each prompt stands GROUP times in the data.
     """
-    words = policy.WORDS[: ROWS * batch.accumulation // GROUP]
+    words = policy.WORDS[: ROWS * batch.accumulation // GROUP]  # each is a prompt
     examples = [{"prompt": [{"role": "user", "content": word}]} for word in words]
     window = {
         "per_device_train_batch_size": ROWS,
@@ -268,14 +268,21 @@ def build_trainer(
         arguments.setdefault("reward_funcs", [policy.right, policy.has_format])
     else:
         examples = [example for example in examples for _ in range(GROUP)]
-        examples *= 2  # `models.at_scale` makes this one of two processes, which share the data
-        teacher = untrained()
-        # TRL must put the teacher into evaluation mode; if it does not, this dropout shows it
-        teacher.model.layers[0].self_attn.attention_dropout = 0.5
-        arguments.setdefault("teacher_model", teacher)
+        # `models.at_scale` makes this one of two processes, which share the data; alone, it reads
+        # the first half. SDPO is not measured at scale.
+        examples *= 2
+        arguments.setdefault("teacher_model", _teacher_with_dropout())
     built = make_trainer(trainer, config, window | dict(fields), examples, **arguments)
     measure.check_generation(built)
-    # the batch `scored`: the only one of `policy.RARE` here, so it also has the tokens of a tool
+    # No batch of distillation stands for tokens of a tool. Rewards are read by no loss here, so the
+    # batch whose rewards are those of a model gets such tokens in addition.
     has_tools = batch.rewards == "model"
     measure.fix_completions(built, policy.completion(batch.ragged), tools=has_tools)
     return built
+
+
+def _teacher_with_dropout() -> Module:
+    """Return a teacher whose dropout shows in the loss unless TRL puts it into evaluation mode."""
+    teacher = untrained()
+    teacher.model.layers[0].self_attn.attention_dropout = 0.5
+    return teacher

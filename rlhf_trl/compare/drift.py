@@ -91,6 +91,7 @@ def compare(recorded: Surface, installed: Surface) -> list[Moved]:
     What hangs on a class that has gone is left out: the class itself is told. A module of ours that
     the installed TRL keeps from being imported is told, too.
     """
+    # as `family_of` names them: "GRPO" where GRPOTrainer or GRPOConfig has gone
     gone = {
         family_of(name)
         for name, home in recorded["homes"].items()
@@ -151,9 +152,10 @@ def _moved_losses(
 ) -> Iterator[Moved]:
     """Yield the losses that differ, then those that cannot be computed, by trainer and error.
 
-    A loss is [loss, gradient norm], or a text: the error that keeps it from being computed.
+    A case is a trainer and its settings, such as "GRPOTrainer loss_type=grpo". Its loss is [loss,
+    gradient norm], or a text: the error that keeps it from being computed.
     """
-    failed: dict[tuple[str, str], list[str]] = defaultdict(list)
+    failed: dict[tuple[str, str], list[str]] = defaultdict(list)  # cases by trainer and error
     for case, old in recorded.items():
         if family_of(case) in gone:
             continue
@@ -161,7 +163,8 @@ def _moved_losses(
         # losses in bfloat16 may differ by 3 % between machines
         tolerance = 300 * TOLERANCE if "bf16=true" in case else TOLERANCE
         if isinstance(new, str):
-            failed[case.partition(" ")[0], new].append(case)
+            trainer = case.partition(" ")[0]
+            failed[trainer, new].append(case)
         elif not _same(old, new, tolerance):
             yield _moved("losses", case, old, new)
     for (trainer, why), cases in failed.items():
@@ -176,7 +179,8 @@ def _moved_fields(recorded: Facts, installed: Facts) -> Iterator[Moved]:
         for name in sorted({*names} ^ {*installed.get(config, names)}):
             old, new = ("present", "absent") if name in names else ("absent", "present")
             since = _since(f"{config} field {name}", old, new)
-            alike = Moved(name, old, new, since, _concerns(new, f"{config}.{name}"))
+            concerned = _concerns_field(f"{config}.{name}", has_come=new == "present")
+            alike = Moved(name, old, new, since, concerned)
             configs_of[alike].append(config)
     for moved, configs in configs_of.items():
         yield replace(moved, what=f"{', '.join(configs)} field {moved.what}")
@@ -203,32 +207,32 @@ def report(moved: list[Moved], recorded: Surface, installed: Surface, as_json: b
     return "\n".join(lines)
 
 
+def _concerns_field(place: str, has_come: bool) -> str:
+    """Say whom it concerns that a field, such as "GRPOConfig.beta", has come, or else has gone."""
+    name = place.rpartition(".")[2]
+    if has_come:
+        listed = name in LOSS_FIELDS | SHARED_FIELDS
+        fate = "which name it already" if listed else "one of which it must join if it does"
+        return f"the lists of fields that touch a loss in rlhf_trl/algorithms/parameters.py, {fate}"
+    rows = _rows_on(family_of(place) or "GRPO")
+    return ", ".join([*_joined(_naming(name, rows), rows), "configs that set it"])
+
+
 def _concerns(section: str, place: str) -> str:
-    """Say whom it concerns that something moved.
+    """Say whom it concerns that something in "homes", "signatures", "defaults" or "losses" moved.
 
     Args:
-        section: of the surface; for one of its "fields", what the field is now: "present" (it came)
-            or "absent" (it went).
-        place: what moved there.
+        section: that section of the surface.
+        place: what moved there, such as "GRPOConfig.beta" among the defaults.
     """
     # what belongs to no trainer, as a method of Accelerator, is looked for as GRPO's: see `_users`
     family = family_of(place) or "GRPO"
     name = place.rpartition(".")[2]
     rows = _rows_on(family)
-    naming = [
-        label
-        for label, row in rows.items()
-        if name in {**row.settings, **row.reads, **row.trainer_reads}
-    ]
-    if section == "present":
-        listed = name in LOSS_FIELDS | SHARED_FIELDS
-        fate = "which name it already" if listed else "one of which it must join if it does"
-        return f"the lists of fields that touch a loss in rlhf_trl/algorithms/parameters.py, {fate}"
-    if section == "absent":
-        return ", ".join([*_joined(naming, rows), "configs that set it"])
     if section == "signatures":
         return ", ".join(_users(place, name, family)) or _everyone(family, rows)
-    if section == "defaults" and naming:
+    naming = _naming(name, rows)
+    if section == "defaults" and naming:  # a row that names the field does not take the default
         others = _joined([label for label in rows if label not in naming], rows)
         reached = ", ".join([f"the stock {family}Trainer", *others])
         return f"{reached}; not the {len(naming)} formulations that name it"
@@ -237,6 +241,15 @@ def _concerns(section: str, place: str) -> str:
         equal = [label for label, row in rows.items() if row.trl is True and _is_case(row, place)]
         return ", ".join(_joined(equal, rows)) or f"the stock {family}Trainer"
     return _everyone(family, rows)
+
+
+def _naming(field: str, rows: Mapping[str, Formulation]) -> list[str]:
+    """Return the labels of the rows that set or read a field."""
+    return [
+        label
+        for label, row in rows.items()
+        if field in {**row.settings, **row.reads, **row.trainer_reads}
+    ]
 
 
 def _rows_on(family: str) -> dict[str, Formulation]:

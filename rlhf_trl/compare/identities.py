@@ -218,18 +218,19 @@ def kl_in_reward(estimate: str, beta: float | None = None) -> Identity:
         else:
             penalty = (log_ratio * view.mask).sum(1)
         changed["rewards"] = old["rewards"] - weight * penalty
-        # The book's function refuses what it does not read. Without a KL these are unread, but
-        # old_logps only where there is no ratio: of the rows with this identity, PPO has one.
+        # The book's function refuses arguments that it does not read, as these without a KL. Of the
+        # rows with this identity PPO alone, which has values, still reads old_logps for its ratio.
         unread = ["ref_logps", "kl_estimator"]
-        if "values" not in old:  # not PPO, whose critic needs values
+        if "values" not in old:
             unread.append("old_logps")
         for name in unread:
             changed.pop(name, None)
         return changed
 
-    says = f"rewards lose {beta} times the sum of log pi - log pi_ref"
     if estimate == "averaged":
         says = "rewards lose beta times the mean of exp(l) - 1 - l, with l = log pi - log pi_ref"
+    else:
+        says = f"rewards lose {beta} times the sum of log pi - log pi_ref"
     return Identity("KL", says, arguments=arguments)
 
 

@@ -136,7 +136,7 @@ def _all_sequences(policy: Tensor, reference: Tensor, behavior: Tensor, length: 
     sequence_logps = logps.sum(1)
     kl = (sequence_logps.exp() * (sequence_logps - ref_logps.sum(1))).sum()
     (kl_gradient,) = torch.autograd.grad(kl, logits, retain_graph=True)
-    scores = [torch.autograd.grad(x, logits, retain_graph=True)[0] for x in logps.flatten()]
+    scores = [torch.autograd.grad(logp, logits, retain_graph=True)[0] for logp in logps.flatten()]
     return _Sequences(
         logps=logps.detach(),
         ref_logps=ref_logps,
@@ -202,22 +202,22 @@ def _gradient_row(
     mean = weights @ gradients
     variance = weights @ (gradients - mean).square().sum(1)
     exact = sequences.kl_gradient
-    length_of_mean, length_of_exact = mean.norm(), exact.norm()
+    mean_norm, exact_norm = mean.norm(), exact.norm()
     cosine = None  # where the mean gradient is 0 up to rounding
-    if length_of_mean >= 1e-12 * length_of_exact:
-        cosine = float(mean @ exact / (length_of_mean * length_of_exact))
+    if mean_norm >= 1e-12 * exact_norm:
+        cosine = float(mean @ exact / (mean_norm * exact_norm))
     return Row(
         estimator=name,
         placement=placement,
         ratio=ratio,
         policy=sampled_by,
         tokens=length,
-        expected=float(length_of_mean),
-        exact=float(length_of_exact),
+        expected=float(mean_norm),
+        exact=float(exact_norm),
         bias=float((mean - exact).norm()),
         variance=float(variance),
         cosine=cosine,
-        norm_ratio=float(length_of_mean / length_of_exact),
+        norm_ratio=float(mean_norm / exact_norm),
     )
 
 
@@ -229,12 +229,12 @@ def _logps(logits: Tensor, sequences: Tensor) -> Tensor:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return rows of one policy in Markdown: a line per length and estimator.
+    """Return rows of one policy in Markdown: a line per length and estimator, a column per place.
 
     A value is its mean ± standard deviation in nats; a gradient is cosine / length / noise, see
     `page`.
     """
-    lines: dict[tuple[int, str], dict[str, str]] = {}
+    lines: dict[tuple[int, str], dict[str, str]] = {}  # by tokens and estimator: cells by column
     for row in rows:
         spread = row.variance**0.5
         if row.placement == "value":
@@ -270,13 +270,13 @@ def figure(rows: Sequence[Row], path: str | Path) -> None:
     names = list(dict.fromkeys(row.estimator for row in rows))
     drawing = Figure(figsize=(9, 1.2 + 2.6 * len(lengths)), layout="constrained")
     axes = drawing.subplots(len(lengths), len(titles), sharey=True, sharex="col", squeeze=False)
-    for line, tokens in zip(axes, lengths, strict=True):
-        line[0].set_ylabel(f"{tokens} token{'s' * (tokens > 1)}")
-        line[0].set_yticks(range(len(names)), names)
-        line[0].set_ylim(len(names) - 0.4, -0.6)
-        for axis, placement in zip(line, titles, strict=True):
+    for panels, tokens in zip(axes, lengths, strict=True):
+        panels[0].set_ylabel(f"{tokens} token{'s' * (tokens > 1)}")
+        panels[0].set_yticks(range(len(names)), names)
+        panels[0].set_ylim(len(names) - 0.4, -0.6)  # the first estimator on top
+        for panel, placement in zip(panels, titles, strict=True):
             in_panel = [r for r in rows if (r.tokens, r.placement) == (tokens, placement)]
-            _draw_panel(axis, in_panel, names)
+            _draw_panel(panel, in_panel, names)
     drawing.suptitle("What estimators of KL(pi || pi_ref) give on average")
     for top, bottom, title in zip(axes[0], axes[-1], titles.values(), strict=True):
         top.set_title(title, fontsize="medium")
@@ -317,13 +317,16 @@ def page(image: str = "kl.png") -> str:
     rows = measure_kl(*toy())
 
     def row_of(estimator: str, placement: str, tokens: int, ratio="none", policy="on") -> Row:
+        """Return the one row with these fields."""
         wanted = (estimator, placement, tokens, ratio, policy)
         keys = [(r.estimator, r.placement, r.tokens, r.ratio, r.policy) for r in rows]
         return rows[keys.index(wanted)]
 
     def against(row: Row) -> str:
+        """Return a mean gradient in words, relative to the exact one."""
         return f"cosine {row.cosine:.2f}, length {row.norm_ratio:.2f}"
 
+    # the numbers in the text below
     code_k3 = row_of("code k3", "value", 1).expected
     exact = {row.tokens: row.exact for row in rows if row.placement == "value"}
     shown = [row for row in rows if row.estimator != "code k2"]  # which equals k2

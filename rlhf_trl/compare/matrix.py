@@ -141,11 +141,9 @@ class Matrix:
         if batch.temperature != 1 and isinstance(row.right, Stock):
             steps.append(AT_TEMPERATURE)
         residual = None
-        if verdict in ("scaled", "differs"):
+        if verdict in ("scaled", "differs") or (verdict == "equal" and steps):
             residual = _residual(row.left, window, steps, left, right)
-        elif verdict == "equal" and steps:
-            residual = _residual(row.left, window, steps, left, right)
-            if residual <= RESIDUAL:
+            if verdict == "equal" and residual <= RESIDUAL:  # the identities change nothing here
                 residual = None
         contributions = []
         if residual is not None:
@@ -231,16 +229,18 @@ def stock(side: Stock, window: Window, double: bool = False) -> Measurement:
         )
         measured = window.stock(trainer, double)
     elif isinstance(window, DistillationWindow):
-        built = distillation.build_trainer(*classes, fields, batch, **side.trainer_arguments)
-        measured = window.stock(built)
+        trainer = distillation.build_trainer(*classes, fields, batch, **side.trainer_arguments)
+        measured = window.stock(trainer)
     else:
-        # the fields of a side go before those of the window, so these two take the window's changes
+        # A side's fields override those of the window, also where the batch is about another KL or
+        # scale of rewards. So these two are changed in the side's fields.
         if batch.beta:
             fields["beta"] = batch.beta
         if "reward_weights" in fields:
             weights = fields["reward_weights"]
             fields["reward_weights"] = [weight * batch.reward_scale for weight in weights]
-        measured = window.stock(build_trainer(*classes, fields, batch, **side.trainer_arguments))
+        trainer = build_trainer(*classes, fields, batch, **side.trainer_arguments)
+        measured = window.stock(trainer)
     return measured.loss, measured.gradient
 
 

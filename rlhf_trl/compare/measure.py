@@ -78,22 +78,43 @@ def fix_completions(
         trainer: a GRPOTrainer, a RLOOTrainer, one of DISTILLING, or a subclass; its method that
             generates is replaced.
         completion: returns the token ids of one completion. The index counts within the group over
-            all processes, so that any number of processes trains on the same completions.
+            all processes, so that any number of processes trains on the same completions; `call`
+            counts the generations from 0.
         tools: every third token is said to come from a tool.
         sampler: a sampler with log-probabilities of its own is said to have drawn them, as vLLM.
         gaps: that sampler knows no log-probability of every seventh token.
     """
-    calls = 0
-    original = getattr(trainer, "_generate_single_turn", None)
     base_names = {base.__name__ for base in type(trainer).__mro__}
     is_grpo = "GRPOTrainer" in base_names  # which returns log-probabilities, too
     returns_ids_only = not is_grpo and bool(base_names & {"RLOOTrainer", *DISTILLING})
+    generate = _answering(trainer, completion, returns_ids_only, sampler, gaps)
+    trainer._generate_single_turn = generate
+    if hasattr(trainer, "_generate_transformers"):  # an SDPOTrainer, which calls this one instead
+        trainer._generate_transformers = lambda ids: (ids, generate(ids, None, {}))
+    elif tools and returns_ids_only:
+        _mark_tools_of_generate(trainer)
+    elif tools:
+        _mark_tools_by_rollout(trainer, generate)
+    if sampler and not returns_ids_only:
+        trainer.use_vllm = True  # otherwise TRL does not read the sampler's log-probabilities
+
+
+def _answering(
+    trainer: Any, completion: Completion, returns_ids_only: bool, sampler: bool, gaps: bool
+) -> Callable[..., Any]:
+    """Return what stands in for a trainer's `_generate_single_turn`; see `fix_completions`.
+
+    It returns the token ids of the completions; unless `returns_ids_only`, also None or, with a
+    `sampler`, the log-probabilities that this reports.
+    """
+    calls = 0
+    original = getattr(trainer, "_generate_single_turn", None)
 
     def generate(prompt_ids, images, multimodal_fields, num_generations=None, **kwargs):
-        """Stand in for `_generate_single_turn`: token ids, and log-probabilities or None."""
+        """Answer `prompt_ids`, which have the prompt of each completion that is wanted."""
         nonlocal calls
-        # Dynamic sampling first generates more than it needs, and then calls this once more for the
-        # answers that it has kept: those must come back, not new ones.
+        # Our trainers' dynamic sampling first generates more than it needs, and then calls this
+        # once more for the answers that it has kept: those must come back, not new ones.
         if getattr(trainer, "_kept", None) is not None:
             return original(prompt_ids, images, multimodal_fields, num_generations)
         first = len(prompt_ids) * trainer.accelerator.process_index  # of this process's prompts
@@ -111,15 +132,7 @@ def fix_completions(
             logps = [_reported_logps(ids, gaps) for ids in completion_ids]
         return completion_ids, logps
 
-    trainer._generate_single_turn = generate
-    if hasattr(trainer, "_generate_transformers"):  # an SDPOTrainer
-        trainer._generate_transformers = lambda ids: (ids, generate(ids, None, {}))
-    elif tools and returns_ids_only:
-        _mark_tools_of_generate(trainer)
-    elif tools:
-        _mark_tools_by_rollout(trainer, generate)
-    if sampler and not returns_ids_only:
-        trainer.use_vllm = True  # otherwise TRL does not read the sampler's log-probabilities
+    return generate
 
 
 def _tool_masks(completion_ids: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -185,23 +198,8 @@ def check_generation(trainer: Any) -> None:
         [end, 17, stop, 18, 19, 20],
     ]
     expected = [answers[0][:3], answers[1], answers[2][:1]]
-    received: dict[str, Any] = {}
-
-    def generate(**inputs: Any) -> Tensor:
-        received.update(inputs)
-        return torch.cat([inputs["input_ids"], torch.tensor(answers)], 1)
-
-    is_grpo = hasattr(trainer, "importance_sampling_level")
-    end_tokens = patch.object(trainer, "eos_token_ids", [end, stop], create=True)
-    with end_tokens, patch.object(trainer.model, "generate", generate):
-        if hasattr(trainer, "_generate_transformers"):
-            # an SDPOTrainer, which returns prompts, then completions
-            completions = trainer._generate_transformers(prompts)[-1]
-        else:
-            num_generations = (1,) if is_grpo else ()  # an argument that the others do not take
-            completions = trainer._generate_single_turn(prompts, None, {}, *num_generations)
-            if isinstance(completions, tuple):  # completions, then log-probabilities
-                completions = completions[0]
+    with patch.object(trainer, "eos_token_ids", [end, stop], create=True):
+        completions, received = _generated(trainer, prompts, answers)
     faults = _wrong_sampling(trainer, received["generation_config"], has_second_end)
     mask = received["attention_mask"].bool()
     rows = zip(received["input_ids"], mask, strict=True)
@@ -211,10 +209,41 @@ def check_generation(trainer: Any) -> None:
         faults.append("prompts")
     if completions != expected:
         faults.append("end of completions")
-    if is_grpo and hasattr(trainer, "_tool_call_loop") and not _masks_tools(trainer):
+    has_tools = _is_grpo(trainer) and hasattr(trainer, "_tool_call_loop")
+    if has_tools and not _masks_tools(trainer):
         faults.append("what a tool said")
     if faults:
         raise InputError(f"{type(trainer).__name__} generates otherwise: {', '.join(faults)}")
+
+
+def _is_grpo(trainer: Any) -> bool:
+    """Return whether it is a GRPOTrainer, or an SDPOTrainer, which has this attribute, too."""
+    return hasattr(trainer, "importance_sampling_level")
+
+
+def _generated(
+    trainer: Any, prompts: list[list[int]], answers: list[list[int]]
+) -> tuple[list[list[int]], dict[str, Any]]:
+    """Let a trainer generate, its model giving fixed answers.
+
+    Returns:
+        The completions that the trainer makes of the answers, and what it passed to `generate`.
+    """
+    received: dict[str, Any] = {}
+
+    def generate(**inputs: Any) -> Tensor:
+        received.update(inputs)
+        return torch.cat([inputs["input_ids"], torch.tensor(answers)], 1)
+
+    with patch.object(trainer.model, "generate", generate):
+        if hasattr(trainer, "_generate_transformers"):
+            # an SDPOTrainer, which returns prompts, then completions
+            return trainer._generate_transformers(prompts)[-1], received
+        num_generations = (1,) if _is_grpo(trainer) else ()  # the others do not take this argument
+        completions = trainer._generate_single_turn(prompts, None, {}, *num_generations)
+    if isinstance(completions, tuple):  # completions, then log-probabilities
+        completions = completions[0]
+    return completions, received
 
 
 def _wrong_sampling(trainer: Any, config: Any, has_second_end: bool) -> list[str]:
@@ -229,7 +258,7 @@ def _wrong_sampling(trainer: Any, config: Any, has_second_end: bool) -> list[str
 
 
 def _masks_tools(trainer: Any) -> bool:
-    """Return whether a completion goes on behind a tool's answer, which gets mask 0.
+    """Return whether the loop of tool calls masks a tool's answer by 0, and goes on behind it.
 
     The model writes 10 11 and calls a tool. Its answer is the text "42", which is encoded as 1 4 2:
     the number of messages, then the digits. Then the model writes 50 up to the limit.
@@ -241,6 +270,7 @@ def _masks_tools(trainer: Any) -> bool:
     def encode_answer(messages: list[dict[str, Any]]) -> list[int]:
         return [len(messages), *map(int, messages[-1]["content"])]
 
+    # all that the loop takes from the trainer: tools, the encoding of an answer, the model
     replaced = {
         "_sync_tool_dicts": [{"look": lambda: "42"}],
         "_async_tool_dicts": [{}],
@@ -309,6 +339,7 @@ def accumulate(trainer: Any, source: Iterator[Any], count: int = 0) -> tuple[Mea
     compute_loss = trainer.compute_loss
 
     def remember(model: Module, inputs: Batch, *args: Any, **kwargs: Any) -> Any:
+        """Keep what the loss sees, and compute it."""
         prepared.append(dict(inputs))
         return compute_loss(model, inputs, *args, **kwargs)
 

@@ -160,8 +160,9 @@ def _two_processes() -> Iterator[Any]:
     from accelerate import Accelerator, utils
 
     def gather_both(own: Tensor) -> Tensor:
-        """Gather from both processes: twice this one's numbers, then its own."""
-        return torch.cat([own + own, own]) if own.dim() else torch.stack([own + own, own])
+        """Gather from both processes; the first one's numbers are twice this one's."""
+        first = own + own
+        return torch.cat([first, own]) if own.dim() else torch.stack([first, own])
 
     replacements = {
         utils.gather: partial(utils.recursively_apply, gather_both),
@@ -299,19 +300,17 @@ def make_trainer(
 ) -> Any:
     """Build a trainer of TRL on the untrained model, or on a `model` among its arguments.
 
-    A field of the config is that of `fields`; if it is not there, that of _IN_CONFIG among the
-    arguments, then what recipes turn on, then that of `trainer_fields`.
-
     Args:
         trainer: the class.
         config: its config class.
-        fields: those of the config, which go before all others.
+        fields: those of the config, which override all others.
         examples: the data.
         arguments: further arguments of the trainer, and those of _IN_CONFIG.
     """
     from datasets import Dataset
 
     row_fields = {name: arguments.pop(name) for name in _IN_CONFIG if name in arguments}
+    # the later ones override the earlier ones; `recipe_defaults` are what our recipes turn on
     config_fields = trainer_fields() | recipe_defaults(config) | row_fields | dict(fields)
     return trainer(
         model=arguments.pop("model", None) or deepcopy(_loaded()),

@@ -38,7 +38,10 @@ def page(results: Sequence[Result], stocks: Sequence[AsStock]) -> str:
     groups: list[list[Result]] = []  # the results of a row each
     own_groups: list[list[Result]] = []  # the same of the rows of this project's trainers
     for group in report.summary(results):
-        (own_groups if group[0].row in OWN_ROWS else groups).append(group)
+        if group[0].row in OWN_ROWS:
+            own_groups.append(group)
+        else:
+            groups.append(group)
     # rows about SFT and the KL, which the table of algorithms does not have, are "sft" and "kl"
     by_algorithm: dict[str, list[Sequence[Result]]] = {}
     for group in groups:
@@ -130,7 +133,8 @@ def _overview(groups: Sequence[Sequence[Result]]) -> str:
             if result.batch == "temperature":
                 cosines.append(result.grad_cosine)
                 ratios.append(result.grad_norm_ratio)
-    shared = sum(same_code(row) for row in ALGORITHMS.values())  # not compared: one function
+    # not compared: chapter and code are one function
+    shared = sum(same_code(row) for row in ALGORITHMS.values())
     return f"""## At a glance
 
 {len(groups)} comparisons: {same} are equal on every batch that changes nothing on purpose,
@@ -197,8 +201,7 @@ def _stock(name: str, form: Formulation) -> str:
 def _table(groups: Sequence[Sequence[Result]]) -> str:
     """Return the table of an algorithm, a line for each row, and below it why its sides differ.
 
-    A line shows the batch that `report.shown` chooses, and so does its note. That is never `beta`
-    if the row has a usual batch, so where a KL adds a difference this batch gets a note of its own.
+    A group holds the results of a row; its line shows the one that `report.shown` chooses.
     """
     lines = []
     notes = []
@@ -219,15 +222,25 @@ def _table(groups: Sequence[Sequence[Result]]) -> str:
                 "equal on": _equal_on(group),
             }
         )
-        differing_with_kl = [r for r in group if r.batch == "beta" and r.residual is not None]
-        if result.residual is None:  # equal without a KL
-            notes += [_note(r) for r in differing_with_kl]
-        else:
-            notes.append(_note(result))
-            if row.with_kl:  # the KL adds a reason to that of the first note
-                notes += [_note(r) for r in differing_with_kl]
+        notes += _notes(group)
     written = report.table(lines, "markdown")
     return "\n\n".join([written, "\n".join(notes)]) if notes else written
+
+
+def _notes(group: Sequence[Result]) -> list[str]:
+    """Return why the sides of a row differ: on the batch that its line shows, and with a KL.
+
+    `report.shown` does not choose `beta`, the batch with a KL, if the row has a usual batch. So
+    this one gets a note of its own where the KL makes the only difference, or another one.
+    """
+    result = report.shown(group)
+    differing_with_kl = [r for r in group if r.batch == "beta" and r.residual is not None]
+    if result.residual is None:  # equal without a KL
+        return [_note(r) for r in differing_with_kl]
+    notes = [_note(result)]
+    if result.row.with_kl:
+        notes += [_note(r) for r in differing_with_kl]
+    return notes
 
 
 def _own_table(groups: Sequence[Sequence[Result]]) -> str:
@@ -271,6 +284,7 @@ def figure(results: Sequence[Result], path: str | Path) -> None:
     from matplotlib.figure import Figure
 
     batches = [batch.name for batch in BATCHES if batch.name not in report.SPECIAL]
+    # by identity, as rows hold dictionaries and cannot be hashed
     differing = {id(r.row) for r in results if r.batch in batches and r.grad_cosine < 0.9995}
     groups = [group for group in report.summary(results) if id(group[0].row) in differing]
     drawing = Figure(figsize=(8.2, 0.27 * len(groups) + 1.3), layout="constrained")

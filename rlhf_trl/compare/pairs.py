@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import import_module
 from itertools import cycle
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -150,6 +150,7 @@ def _preference_loss(
     is_chosen = part.chosen
 
     def of_completions(logps: Tensor) -> Tensor:
+        """Return (R,) sums over completions, or means."""
         total = (logps * part.mask).sum(1)
         return total / part.mask.sum(1) if row.logps == "mean" else total
 
@@ -225,8 +226,7 @@ def _fixed_examples(
         trainer: the name of the stock trainer, "" for plain pairs.
         batch: says how long the texts are.
         columns: what is not as usual: "margin" adds this column, and one of _WRITTEN is no column
-            but a way of writing the texts. Of these, "implicit" leaves the prompt column out: the
-            prompt is the beginning of each text.
+            but a way of writing the texts, see `_written`.
     """
     pairs = [_random_pair(number, trainer, batch) for number in range(4 * PAIRS)]
     if "margin" not in columns:
@@ -235,17 +235,22 @@ def _fixed_examples(
     for way in set(_WRITTEN).intersection(columns):
         pairs = [_written(way, number, pair) for number, pair in enumerate(pairs)]
     if "implicit" in columns:
-        if trainer == "SFTTrainer":
-            return [{"text": pair["chosen"]} for pair in pairs]
-        if trainer == "KTOTrainer":
-            # TRL makes two examples of a pair, those of the chosen completions of all pairs first.
-            # With so few pairs that a micro-batch takes them all, it has chosen and rejected ones.
-            return pairs[:PAIRS]
-        return pairs
+        return _without_prompts(trainer, pairs)
     if trainer == "SFTTrainer":
         return [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in pairs]
     if trainer == "KTOTrainer":
         return _labeled(pairs, _UNEVEN if batch.ragged else _EVEN)
+    return pairs
+
+
+def _without_prompts(trainer: str, pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the data of pairs whose texts begin with the prompt, in the columns of a trainer."""
+    if trainer == "SFTTrainer":
+        return [{"text": pair["chosen"]} for pair in pairs]
+    if trainer == "KTOTrainer":
+        # TRL makes two examples of a pair, those of the chosen completions of all pairs first. With
+        # so few pairs that a micro-batch takes them all, it has chosen and rejected ones.
+        return pairs[:PAIRS]
     return pairs
 
 
@@ -292,40 +297,62 @@ def _encoded(tokenizer: Any, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def _by_hand(kind: str, batch: PolicyBatch) -> tuple[list[dict[str, Any]], list[measure.Batch]]:
-    """Return the examples of a window of MADE, and the micro-batches that they should become.
+_Examples = list[dict[str, Any]]
+_Text = dict[str, list[int]]
+"""What is collated for a completion: `input_ids`, and `labels`, -100 where nothing is learned."""
 
-    Both completions of a pair are examples of their own, but for "kwise", where they and a third
-    are one example, a list with the best first.
-    """
-    examples: list[dict[str, Any]] = []
-    # what is collated for a completion: `input_ids`, and `labels`, -100 where nothing is learned
-    texts: list[dict[str, list[int]]] = []
+
+def _by_hand(kind: str, batch: PolicyBatch) -> tuple[_Examples, list[measure.Batch]]:
+    """Return the examples of a window of MADE, and the micro-batches that they should become."""
+    examples: _Examples = []
+    texts: list[_Text] = []
     pairs = _fixed_examples("", batch, ())[: batch.rows // 2 * batch.accumulation]
     for number, pair in enumerate(pairs):
-        prompt = pair["prompt"]
-        completions = [pair["chosen"], pair["rejected"]]
         if kind == "kwise":
-            completions.append(_text(8, "third", number))
-            examples.append({"prompt": prompt, "ranked": completions})
-        for side, completion in enumerate(completions):
-            is_chosen = side == 0
-            if kind.startswith("prm"):
-                steps, grades = _graded_steps(completion, number, side)
-                examples.append({"prompt": prompt, "completions": steps, "labels": grades})
-                texts.append(_text_of_steps(kind, prompt, steps, grades))
-                continue
-            if kind == "orm":
-                example = {"prompt": prompt, "completion": completion, "label": is_chosen}
-                examples.append(example)
-            texts.append(_text_of_completion(prompt, completion, int(is_chosen)))
-    # texts, not examples, so that a list of "kwise" stays in one micro-batch
+            pair_examples, pair_texts = _ranked(number, pair)
+        elif kind == "orm":
+            pair_examples, pair_texts = _judged(pair)
+        else:
+            pair_examples, pair_texts = _stepwise(kind, number, pair)
+        examples += pair_examples
+        texts += pair_texts
+    # texts are counted, not examples, as an example of "kwise" has three
     size = len(texts) // batch.accumulation
     micro_batches = [texts[first : first + size] for first in range(0, len(texts), size)]
     return examples, [pad_texts(micro_batch, PAD) for micro_batch in micro_batches]
 
 
-def _text_of_completion(prompt: str, completion: str, label: int) -> dict[str, list[int]]:
+def _ranked(number: int, pair: Mapping[str, Any]) -> tuple[_Examples, list[_Text]]:
+    """Return a list of RANKED completions, the best first, as one example, and their texts."""
+    completions = [pair["chosen"], pair["rejected"], _text(8, "third", number)]
+    texts = [
+        _text_of_completion(pair["prompt"], completion, label)
+        for completion, label in zip(completions, (1, 0, 0), strict=True)
+    ]
+    return [{"prompt": pair["prompt"], "ranked": completions}], texts
+
+
+def _judged(pair: Mapping[str, Any]) -> tuple[_Examples, list[_Text]]:
+    """Return the completions of a pair as examples of an outcome model, and their texts."""
+    examples, texts = [], []
+    for side in ("chosen", "rejected"):
+        is_right = side == "chosen"
+        examples.append({"prompt": pair["prompt"], "completion": pair[side], "label": is_right})
+        texts.append(_text_of_completion(pair["prompt"], pair[side], int(is_right)))
+    return examples, texts
+
+
+def _stepwise(kind: str, number: int, pair: Mapping[str, Any]) -> tuple[_Examples, list[_Text]]:
+    """Return the completions of a pair as examples of a process model, and their texts."""
+    examples, texts = [], []
+    for side, completion in enumerate((pair["chosen"], pair["rejected"])):
+        steps, grades = _graded_steps(completion, number, side)
+        examples.append({"prompt": pair["prompt"], "completions": steps, "labels": grades})
+        texts.append(_text_of_steps(kind, pair["prompt"], steps, grades))
+    return examples, texts
+
+
+def _text_of_completion(prompt: str, completion: str, label: int) -> _Text:
     """Return token ids, and the label on each token of the completion and on its end token."""
     tokenizer = build_tokenizer()  # a token per character
     start = _encoded(tokenizer, prompt)
@@ -333,9 +360,7 @@ def _text_of_completion(prompt: str, completion: str, label: int) -> dict[str, l
     return {"input_ids": start + ids, "labels": [-100] * len(start) + [label] * len(ids)}
 
 
-def _text_of_steps(
-    kind: str, prompt: str, steps: Sequence[str], grades: Sequence[int]
-) -> dict[str, list[int]]:
+def _text_of_steps(kind: str, prompt: str, steps: Sequence[str], grades: Sequence[int]) -> _Text:
     """Return token ids, and the label of each step on its separator."""
     tokenizer = build_tokenizer()
     start = _encoded(tokenizer, prompt)
@@ -362,11 +387,13 @@ def _step_labels(kind: str, steps: Sequence[str], grades: Sequence[int]) -> list
 
 
 def _written(way: str, number: int, pair: dict[str, Any]) -> dict[str, Any]:
-    """Write a pair, texts of a prompt and two answers, in another way that TRL takes.
+    """Write a pair, the number-th, in another way that TRL takes: one of _WRITTEN.
 
-    "chat": as messages; "ended": a third of the answers has an end token, all have one that pads,
-    and one token spans prompt and answer; "implicit": each answer with the prompt before it, and
-    no prompt of its own.
+    - "implicit": each answer begins with the prompt, which has no column of its own.
+    - "chat": prompt and answers are messages; the prompt has three turns.
+    - "ended": what is hard to tokenize: "<" ends the prompt and "think>" begins the answers, which
+      are one token together; tokens for padding, and in a third of the answers for the end, stand
+      in the text.
     """
     prompt = pair["prompt"]
     chosen = pair["chosen"]
@@ -381,7 +408,7 @@ def _written(way: str, number: int, pair: dict[str, Any]) -> dict[str, Any]:
             "rejected": [_message("assistant", rejected)],
         }
     return pair | {
-        "prompt": f"{prompt}<",  # whose last token the answers go on with
+        "prompt": f"{prompt}<",
         "chosen": _ended(chosen, has_end=number % 3 == 0),
         "rejected": _ended(rejected, has_end=(number + 1) % 3 == 0),
     }
@@ -392,6 +419,7 @@ def _message(role: str, text: str) -> dict[str, str]:
 
 
 def _ended(answer: str, has_end: bool) -> str:
+    """Return an answer in the way "ended", see `_written`."""
     end = "<|end|>" if has_end else ""
     return f"think>{answer[:4]}<|pad|>{answer[4:]}{end}"
 
@@ -417,31 +445,42 @@ def build_trainer(
         columns: as `_fixed_examples` takes them: "margin", or how the texts are written.
         trainer_arguments: further arguments of the trainer.
     """
-    hand_made = made_kind(trainer_arguments)
-    kind = hand_made or base_name(trainer)
-    if batch.name == "cut" and kind in ("DPOTrainer", "KTOTrainer"):
-        reference = models.untrained()
-        reference.load_state_dict(models.drifted(reference.state_dict(), 0.1, seed=5))
-        trainer_arguments.setdefault("ref_model", reference)
-    if batch.name == "adapter":
-        trainer_arguments |= models.adapter()
-    if {"ended", "implicit"}.intersection(columns):  # not for chats: their template begins them
-        trainer_arguments["processing_class"] = models.begun()
-    if (hand_made or kind in DOUBLE) and "model" not in trainer_arguments:
-        # These need no reference. The other trainers get the model that `make_trainer` loads from a
-        # folder, so that TRL finds the reference there.
-        trainer_arguments["model"] = _MODELS.get(kind, models.untrained)()
-    if kind == "RewardTrainer":
-        # the model finds a text's last token by this field, which the trainer has to set
-        trainer_arguments["model"].config.pad_token_id = None
-    examples = _by_hand(kind, batch)[0] if hand_made else _fixed_examples(kind, batch, columns)
+    kind = made_kind(trainer_arguments) or base_name(trainer)
+    examples = _by_hand(kind, batch)[0] if kind in MADE else _fixed_examples(kind, batch, columns)
     config_fields = dict(fields) | _window_fields(kind, batch)
-    built = models.make_trainer(trainer, config, config_fields, examples, **trainer_arguments)
+    arguments = _window_arguments(kind, batch, columns, trainer_arguments)
+    built = models.make_trainer(trainer, config, config_fields, examples, **arguments)
     if hasattr(built, "reference_point"):
         # Our KTO trainer, which in formulation code takes the rejected completions for the point.
         # Here it takes the mismatched pairs, whose log-probabilities the book's side gets.
         built.reference_point = "mismatched"
     return built
+
+
+def _window_arguments(
+    kind: str, batch: PolicyBatch, columns: Sequence[str], trainer_arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the trainer's arguments, with the models and the tokenizer that a window adds.
+
+    `kind` is the name of its stock trainer, or one of MADE.
+    """
+    arguments = dict(trainer_arguments)
+    if batch.name == "cut" and kind in ("DPOTrainer", "KTOTrainer"):
+        reference = models.untrained()
+        reference.load_state_dict(models.drifted(reference.state_dict(), 0.1, seed=5))
+        arguments.setdefault("ref_model", reference)
+    if batch.name == "adapter":
+        arguments |= models.adapter()
+    if {"ended", "implicit"}.intersection(columns):  # not for chats: their template begins them
+        arguments["processing_class"] = models.begun()
+    if (kind in MADE or kind in DOUBLE) and "model" not in arguments:
+        # These need no reference. The other trainers get the model that `make_trainer` loads from a
+        # folder, so that TRL finds the reference there.
+        arguments["model"] = _MODELS.get(kind, models.untrained)()
+    if kind == "RewardTrainer":
+        # the model finds a text's last token by this field, which the trainer has to set
+        arguments["model"].config.pad_token_id = None
+    return arguments
 
 
 def _window_fields(kind: str, batch: PolicyBatch) -> dict[str, Any]:
@@ -530,7 +569,7 @@ class PairWindow:
                 outputs = outputs[:, 1:].squeeze(-1)
             ref = torch.zeros_like(outputs)  # a reward model has no reference, and no loss reads it
         kl = None
-        if "KL_input_ids" in inputs:
+        if "KL_input_ids" in inputs:  # KTO's mismatched pairs
             kl = _mismatched_logps(policy, inputs), _mismatched_logps(reference, inputs)
         return Micro(
             outputs=outputs.detach(),
@@ -622,7 +661,8 @@ def _collation_fault(
 ) -> str:
     """Return what a micro-batch has otherwise than the examples, "" for nothing.
 
-    Each text of it is looked up by its token ids, which give the example that it comes from.
+    Each text of it is looked up in `texts` by its token ids, which give the number of the example
+    that it comes from, and its side.
     """
     ids, attention, mask, chosen = _sequences(inputs)
     unpadded = [tuple(text) for text in _unpadded(ids, attention)]
@@ -635,8 +675,8 @@ def _collation_fault(
         if [examples[number]["label"] for number in numbers] != chosen.tolist():
             return "labels"
     elif "completion" not in examples[0]:  # pairs: first all chosen ones, then their rejected ones
-        in_halves = [(number, side) for side in ("chosen", "rejected") for number in first_half]
-        if sources != in_halves:
+        expected = [(number, side) for side in ("chosen", "rejected") for number in first_half]
+        if sources != expected:
             return "chosen and rejected"
     if "margin" in inputs:
         margins = torch.tensor([examples[number]["margin"] for number in first_half])
@@ -683,8 +723,17 @@ def _mismatched(
     return pairs
 
 
-def _sequences(inputs: measure.Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return ids, attention mask, completion mask (R, S) and which are wanted (R,).
+class _Sequences(NamedTuple):
+    """The texts of a micro-batch."""
+
+    ids: Tensor  # (R, S)
+    attention: Tensor  # (R, S) 1 on all tokens, 0 on padding
+    mask: Tensor  # (R, S) 1 on the completion's tokens
+    chosen: Tensor  # (R,) whether the completion is wanted
+
+
+def _sequences(inputs: measure.Batch) -> _Sequences:
+    """Return the texts that a trainer has collated.
 
     A micro-batch without a column `label`, one of pairs, has the wanted texts in its first half.
     Trainers mark the completion by a mask, or by token labels that are -100 elsewhere.
@@ -702,7 +751,7 @@ def _sequences(inputs: measure.Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     chosen = torch.arange(len(ids)) < len(ids) // 2
     if "label" in inputs:
         chosen = torch.as_tensor(inputs["label"]).bool()
-    return ids, attention, mask, chosen
+    return _Sequences(ids, attention, mask, chosen)
 
 
 def _both_sides(inputs: measure.Batch, name: str, filler: int) -> Tensor:

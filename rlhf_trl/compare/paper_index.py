@@ -5,7 +5,7 @@ import json
 import re
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from importlib import import_module
@@ -66,17 +66,10 @@ def read_index(path: str | Path | None = None) -> tuple[str, list[Claim]]:
 
 
 def _claims(text: str, path: Any) -> Iterator[Claim]:
-    """Yield a claim for each call of an XConfig in the Python blocks of a Markdown text.
-
-    Its paper is the first that is linked below the last heading before the block.
-    """
+    """Yield a claim for each call of an XConfig in the Python blocks of a Markdown text."""
     for block in re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        line = text.count("\n", 0, block.start()) + 1
-        # text before the first heading, then a heading and the text below it in turn
-        sections = re.split(r"^##+ (.*)\n", text[: block.start()], flags=re.MULTILINE)
-        section = sections[-2].strip() if len(sections) > 1 else ""
-        link = re.search(r"papers/(\d{4}\.\d{4,5})", sections[-1])
-        paper = link[1] if link else ""
+        line = text.count("\n", 0, block.start()) + 1  # of the block's first fence
+        section, paper = _section_and_paper(text[: block.start()])
         code = re.sub(r"^\s*\.\.\.$", "", block[1], flags=re.MULTILINE)  # "..." for more fields
         try:
             tree = ast.parse(textwrap.dedent(code))
@@ -87,6 +80,15 @@ def _claims(text: str, path: Any) -> Iterator[Claim]:
             name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
             if name.endswith("Config"):
                 yield Claim(line + node.lineno, section, paper, name, _literal_fields(node))
+
+
+def _section_and_paper(before: str) -> tuple[str, str]:
+    """Return the last heading of a text, and the first paper linked below it; "" for none."""
+    # the text before the first heading, then a heading and the text below it in turn
+    sections = re.split(r"^##+ (.*)\n", before, flags=re.MULTILINE)
+    section = sections[-2].strip() if len(sections) > 1 else ""
+    link = re.search(r"papers/(\d{4}\.\d{4,5})", sections[-1])
+    return section, link[1] if link else ""
 
 
 def _literal_fields(call: ast.Call) -> dict[str, Any]:
@@ -142,12 +144,7 @@ def _line(claim: Claim, matrix: Matrix) -> dict[str, str]:
     }
     config = _config(claim.config)
     if config is None:
-        # the index also shows configs of PEFT, such as LoraConfig
-        import peft
-
-        is_of_peft = hasattr(peft, claim.config)
-        missing = f"no such class in TRL {version('trl')}"
-        return line | {"builds": "not a trainer" if is_of_peft else missing}
+        return line | {"builds": _why_no_config(claim.config)}
     line["builds"] = _builds(config, claim.fields)
     trainer = claim.config.replace("Config", "Trainer")
     if trainer not in TRAINERS:
@@ -163,10 +160,23 @@ def _line(claim: Claim, matrix: Matrix) -> dict[str, str]:
                 _add_fix(line, claim, config_fields, measure)
         except InputError as error:  # what its trainer refuses, too
             return line | {"computes": str(error)}
+    return line | {"computes": _computed(measured)}
+
+
+def _computed(measured: Sequence[Distance]) -> str:
+    """Return the names of the formulations at no distance, or else the closest one."""
     equal = [distance.name for distance in measured if distance.equal]
     closest = measured[0]
-    none_equal = f"none; closest {closest.name}: {_far(closest)}"
-    return line | {"computes": ", ".join(equal) or none_equal}
+    return ", ".join(equal) or f"none; closest {closest.name}: {_far(closest)}"
+
+
+def _why_no_config(name: str) -> str:
+    """Say why TRL has no config class of this name: it is PEFT's, as LoraConfig, or nobody's."""
+    import peft
+
+    if hasattr(peft, name):
+        return "not a trainer"
+    return f"no such class in TRL {version('trl')}"
 
 
 def _builds(config: type, fields: Mapping[str, Any]) -> str:
@@ -187,9 +197,17 @@ def _measured(
     *wanted: tuple[str, str],
     fixes: bool = False,
 ) -> list[Distance]:
-    """Return how far a config, written to a path, is from formulations: see `distances`.
+    """Return how far a config of a trainer is from formulations: see `distances`.
 
-    It is written to a file as a user's config is, so that it is read and checked in the same way.
+    It is written to the path first, so that it is read and checked as a user's config is.
+
+    Args:
+        path: a temporary file.
+        trainer: the name of a trainer of TRL.
+        matrix: keeps what was measured for the next call.
+        config_fields: what the config says.
+        wanted: (algorithm, formulation) pairs; none: all that the trainer could compute.
+        fixes: whether to look for changes of fields that bring it closer.
 
     Raises:
         InputError: as `distances`, without the path, which is temporary.
@@ -219,7 +237,7 @@ def _add_fix(
         (after_changes,) = measure({**config_fields, **distance.changes}, equation)
         line["then"] = _far(after_changes)
     elif not distance.equal:
-        # equal on the batch of the first update: then later updates make the difference
+        # the table's reason; else, if it is equal on the first update after a generation, this
         line["fix"] = distance.why or ("one update per generation" if distance.on_policy else "")
 
 

@@ -286,8 +286,8 @@ def build_trainer(
     Args:
         trainer: the class.
         config: its config class.
-        fields: those of the config, which go before those that make the window, but not before
-            the batch's own `fields`.
+        fields: those of the config. They override those that make the window; the batch's own
+            `fields` override them.
         batch: the window.
         arguments: further ones of the trainer.
     """
@@ -302,25 +302,33 @@ def build_trainer(
     # A user's trainer may change prompts, completions and what its reward functions see; TRL's and
     # ours must not.
     is_checked = trainer.__module__.partition(".")[0] in ("trl", "rlhf_trl")
-    has_gaps = batch.rewards == "partly"  # the batch `unscored`: see its description
-    if batch.name == "adapter":
-        arguments |= adapter()
-    if has_gaps:
-        arguments["processing_class"] = begun()
-    rewards = _reward_functions(batch)
-    if batch.rewards == "model":
-        rewards.append(untrained_scorer())
-        arguments["reward_processing_classes"] = [None, None, begun()]
+    arguments |= _window_arguments(batch)
     examples = _examples(batch, with_text=is_checked)
-    built = make_trainer(trainer, config, window, examples, reward_funcs=rewards, **arguments)
+    built = make_trainer(trainer, config, window, examples, **arguments)
     if getattr(built, "drops_groups", False):
         # our trainer of DAPO's code drops groups without contrast, which the book's side keeps
         built.drops_groups = False
     if is_checked:
         measure.check_generation(built)
+    # "partly" is the batch `unscored`, whose sampler cannot score all tokens, and some are padding
+    has_gaps = batch.rewards == "partly"
     answer = completion(batch.ragged, batch.limit, padding=has_gaps)
     measure.fix_completions(built, answer, batch.tools, batch.sampler, has_gaps)
     return built
+
+
+def _window_arguments(batch: PolicyBatch) -> dict[str, Any]:
+    """Return the arguments of a trainer that a window needs: rewards, an adapter, tokenizers."""
+    rewards = _reward_functions(batch)
+    arguments: dict[str, Any] = {"reward_funcs": rewards}
+    if batch.name == "adapter":
+        arguments |= adapter()
+    if batch.rewards == "partly":
+        arguments["processing_class"] = begun()
+    if batch.rewards == "model":
+        rewards.append(untrained_scorer())
+        arguments["reward_processing_classes"] = [None, None, begun()]
+    return arguments
 
 
 def _reward_functions(batch: PolicyBatch) -> list[Any]:
@@ -414,19 +422,19 @@ class PolicyWindow:
             Loss and gradient, and the micro-batches as the loss saw them. Where a reward model
             scores, the loss of an evaluation just before the window is added.
         """
-        # the module of its TRL trainer, in which `unmixed` replaces the shuffle
+        # the module of the TRL trainer that it is or derives from, whose shuffle `unmixed` replaces
         base_modules = (base.__module__ for base in type(trainer).__mro__)
         trl_module = next(name for name in base_modules if name.startswith("trl.trainer."))
         is_stock = type(trainer).__module__.startswith("trl.")
-        if is_stock:
+        if is_stock:  # others may order and shuffle as they like
             check_order(trainer)
         has_critic = hasattr(trainer.model, CRITIC.rstrip("."))
         with unmixed(trl_module, is_stock):
             source = measure.batches(trainer)
             take(trainer.model.train(), _part(self.generating, has_critic))
             if self.batch.windows > 1:
-                # The first window generates, with no update: the policy is moved by hand instead.
-                # As TRL would, `_step` counts on, so that the next window reads that generation.
+                # The first window generates. It is not trained on: the policy is moved by hand. As
+                # TRL would, `_step` counts on, so that the second window reads the same generation.
                 for _ in range(self.batch.accumulation):
                     trainer._prepare_inputs(next(source))
                     trainer._step += 1
@@ -581,15 +589,18 @@ def _keeps_groups(trainer: Any, epoch: list[int]) -> bool:
     reused = args.steps_per_generation * args.num_iterations
     # (generations, times that each is used, prompts of a generation)
     generations = torch.tensor(epoch).view(-1, reused, args.generation_batch_size)
-    groups = generations[:, 0].reshape(-1, args.num_generations)
+    first_use = generations[:, 0]
+    groups = first_use.reshape(-1, args.num_generations)
     held_out = torch.tensor(list(trainer._get_eval_sampler(trainer.train_dataset)))
     held_out_groups = held_out.view(-1, args.num_generations)
-    # all uses of a generation have its prompts; all completions of a group have one prompt
+    # Along the second dimension nothing may differ: all uses of a generation have its prompts, all
+    # completions of a group have one prompt.
     for numbers in (generations, groups, held_out_groups):
         if not torch.equal(numbers, numbers[:, :1].expand_as(numbers)):
             return False
     if len(groups[:, 0].unique()) != len(groups):  # a prompt twice in an epoch
         return False
+    # in evaluation each prompt once
     distinct = len(held_out_groups[:, 0].unique())
     return distinct == len(trainer.train_dataset) == len(held_out_groups)
 
@@ -717,8 +728,9 @@ class View:
         With a critic, d loss / d values is below it, (2, B, T).
         """
         row = side.row
-        # TRL rounds rewards to float32. The functions compute in the precision of the
-        # log-probabilities, so these take that of the rewards, for advantages rounded alike.
+        # Where rewards are in float32, advantages have to be rounded as TRL rounds them. The
+        # function computes in the precision of the log-probabilities, so these get the rewards'. A
+        # copy, since the window's own tensor must not require gradients.
         logps = self.logps.to(self.rewards.dtype, copy=True).requires_grad_()
         leaves = [logps]
         inputs = {
@@ -730,16 +742,21 @@ class View:
         if "values" in inputs:
             inputs["values"] = inputs["values"].clone().requires_grad_()
             leaves.append(inputs["values"])
-        # the loss is a mean over micro-batches, or takes the window whole
+        # the function is called on each micro-batch, or on the window whole
         takes_window = row.window == "window" or row.advantage == "batch_mean_baseline"
         size = len(logps) if takes_window else self.batch.rows
-        losses = []
-        for start in range(0, len(logps), size):
-            part = dict(inputs)
-            for name, value in inputs.items():
-                if isinstance(value, Tensor):
-                    part[name] = value[start : start + size]
-            losses.append(policy_gradient_loss(side.algorithm, **part).loss)
+        parts = _split(inputs, len(logps), size)
+        losses = [policy_gradient_loss(side.algorithm, **part).loss for part in parts]
         loss = torch.stack(losses).mean()
-        slopes = torch.autograd.grad(loss, leaves)  # of log-probabilities; with a critic, of values
+        slopes = torch.autograd.grad(loss, leaves)
         return float(loss.detach()), slopes[0] if len(slopes) == 1 else torch.stack(slopes)
+
+
+def _split(inputs: Mapping[str, Any], count: int, size: int) -> Iterator[dict[str, Any]]:
+    """Yield inputs whose tensors, of `count` completions, are cut into parts of a size."""
+    for start in range(0, count, size):
+        part = dict(inputs)
+        for name, value in inputs.items():
+            if isinstance(value, Tensor):
+                part[name] = value[start : start + size]
+        yield part

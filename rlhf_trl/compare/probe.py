@@ -83,18 +83,13 @@ class Loss:
         self.settings = dict(settings)
         self.function = _imported(path)
         parameters = inspect.signature(self.function).parameters
-        self.names = _tensor_names(parameters)
+        self.names = _tensor_names(parameters)  # tensors in SYNONYMS -> the function's parameters
         for needed in (("logps",), ("mask",), ("advantages", "rewards")):
             if not self.names.keys() & needed:
                 own, known = ", ".join(parameters), ", ".join(SYNONYMS)
                 why = f"no parameter for {' or '.join(needed)}, but {own}"
                 raise InputError(f"{path} has {why}; write one around it that has these: {known}")
-        starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        required = {
-            name
-            for name, parameter in parameters.items()
-            if parameter.default is parameter.empty and parameter.kind not in starred
-        }
+        required = _required(parameters)
         unmet = required - set(self.names.values()) - self.settings.keys()
         if unmet:
             raise InputError(f"{path} needs {', '.join(sorted(unmet))}; write NAME=VALUE for each")
@@ -115,8 +110,8 @@ class Loss:
             for name in ("binary_rewards", "old_logps")
             if name in self.names and self.names[name] not in required
         ]
-        # Where both are optional: most algorithms read old_logps alone, those without a ratio read
-        # neither, and MaxRL reads binary_rewards alone. A single one is left out, then tried.
+        # What is left out, in turn. Where both are optional: most algorithms read old_logps alone,
+        # those without a ratio neither, MaxRL binary_rewards alone, and a loss may read both.
         choices = [set(optional[:1]), set(optional), set(optional[1:]), set()]
         first_error = None
         for per_token in (False, True):
@@ -161,6 +156,16 @@ def _imported(path: str) -> Callable[..., Any]:
         return getattr(import_module(module), name)
     except Exception as error:  # whatever the user's module raises
         raise InputError(f"{path} cannot be imported: {error}") from error
+
+
+def _required(parameters: Mapping[str, inspect.Parameter]) -> set[str]:
+    """Return the parameters without a default, but for `*args` and `**kwargs`."""
+    starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and parameter.kind not in starred
+    }
 
 
 def _tensor_names(parameters: Mapping[str, Any]) -> dict[str, str]:
@@ -386,6 +391,7 @@ def unlike(
     if not math.isfinite(new_value) or not new_slope.isfinite().all():
         count = int((~new_slope.isfinite()).sum())
         return f"the loss is {new_value:.3g}, its gradient has {count} NaN"
+    # what each sentence below adds about the loss
     losses = "" if value == new_value else f", the loss {value:.4g} and {new_value:.4g}"
     length = float(slope.norm())
     new_length = float(new_slope.norm())

@@ -44,28 +44,36 @@ class Trained:
     """A trainer's class, run on batches."""
 
     def __init__(self, path: str, settings: Mapping[str, Any]) -> None:
-        """Import `module:Class`; `settings` are fields of its config, or a row of ours."""
+        """Import `module:Class`; `settings` are fields of its config.
+
+        Of our trainers they may name the row, too, by `algorithm` and `formulation`.
+        """
         shared.look_here()
         self.cls = class_of(path.replace(":", "."))
-        self.base = pairs.base_name(self.cls)
-        self.online = self.base in POLICY
+        self.base = pairs.base_name(self.cls)  # of the TRL trainer that it is or derives from
+        self.online = self.base in POLICY  # whether it generates
         self.config = config_class(self.cls, pairs.trainer_classes(self.base)[1])
         self.fields = dict(settings)
         self.trainer_arguments: dict[str, Any] = {}
         self.row: Formulation | None = None  # None for trainers of TRL, whose config names no row
         own_config = getattr(self.cls, "config_class", None)
-        default = getattr(own_config, "default_row", None)
-        if default:
-            name = self.fields.pop("algorithm", default)
-            formulation_name = self.fields.pop("formulation", "chapter")
-            self.row, self.config = formulation(name, formulation_name), self.cls.config_class
-            # the trainer needs some fields to run on the batches, unless the user has them
-            self.fields = rows.own_fields(self.row) | self.fields
-            self.trainer_arguments = pairs.arguments(name, formulation_name)
+        default_row = getattr(own_config, "default_row", None)  # of a config of ours
+        if default_row:
+            self.config = self.cls.config_class
+            self._take_row(default_row)
         if self.online:
             self.fields = _IN_ORDER | self.fields
-        self._windows: dict[Any, Any] = {}
-        self._runs: dict[Any, Run] = {}
+        self._windows: dict[policy.PolicyBatch, Any] = {}
+        self._runs: dict[Any, Run] = {}  # by the arguments of `run`
+
+    def _take_row(self, default_row: str) -> None:
+        """Take the row of a trainer of ours out of the fields, and what it needs to run."""
+        name = self.fields.pop("algorithm", default_row)
+        formulation_name = self.fields.pop("formulation", "chapter")
+        self.row = formulation(name, formulation_name)
+        # the trainer needs some fields to run on the batches, unless the user has them
+        self.fields = rows.own_fields(self.row) | self.fields
+        self.trainer_arguments = pairs.arguments(name, formulation_name)
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -83,6 +91,7 @@ class Trained:
         if not self.online:
             leave_out("it has no groups and no ratio", shared.ORDER, shared.FLAT, shared.RATIO)
         elif row and (row.family == "distillation" or row.value_loss != "none"):
+            # both look at completions whose reward alone decides, on every token alike
             leave_out("a critic or a teacher judges each token", shared.FLAT, shared.ONCE)
         if base == "RewardTrainer":
             leave_out("it scores, and makes no text more or less likely", shared.ONCE)
@@ -116,14 +125,14 @@ class Trained:
         key = size, change, prepare, *fields.items()
         if key in self._runs:
             return self._runs[key]
-        # `prepare` may read `self.batch`, as `_prompts_backward` does
-        batch = self.batch = self._batch(size, fields)
+        batch = self._batch(size, fields)
         if batch not in self._windows:
             self._windows[batch] = self._window(batch)
         window = self._windows[batch]
         build = policy.build_trainer if self.online else pairs.build_trainer
         trainer = build(self.cls, self.config, self.fields, batch, **self.trainer_arguments)
         if prepare is not None:
+            self.batch = batch  # for `prepare`, which is a method such as `_prompts_backward`
             prepare(trainer)
         if change is not None:
             _change_inputs(trainer, change)
@@ -179,11 +188,10 @@ class Trained:
         if self.online:
             # TRL pads prompts on the left, completions on the right: prompts get more of it
             padded_left = _of_each_tensor(_padded(3, 0), prompts=True)
-        else:
-            padded_left = _of_each_tensor(_turned)
-        if self.online:  # advantages come before the loss, so the order is turned before both
+            # advantages come before the loss, so the order is turned before both
             other_order = partial(self._unchanged, prepare=self._prompts_backward)
         else:
+            padded_left = _of_each_tensor(_turned)
             other_order = partial(self._unchanged, change=_flipped)
         return {
             shared.GARBAGE: partial(self._unchanged, change=_of_each_tensor(_garbage)),
@@ -302,7 +310,7 @@ def _unlike(run: Run, other: Run) -> str:
 def _of_each_tensor(
     change_tensor: Callable[[str, Tensor, Tensor], Tensor], prompts: bool = False
 ) -> Change:
-    """Return a change of the inputs of a loss, tensor by tensor.
+    """Return a change of the inputs of a loss: of each tensor that has a number for each token.
 
     Args:
         change_tensor: returns the changed tensor, for its name, the tensor and its tokens' mask.
@@ -311,33 +319,39 @@ def _of_each_tensor(
     """
 
     def change(inputs: Inputs) -> Inputs:
+        """Return the inputs with these tensors changed."""
         generated = "completion_ids" in inputs
         changed = dict(inputs)
         for name, tensor in inputs.items():
-            prefix = _prefix(name, generated)
-            if generated:
-                mask = inputs.get(f"{prefix}mask" if prefix else "completion_mask")
-            else:
-                mask = inputs.get(f"{prefix}attention_mask")
-            # a tensor has a number for each token if it has the shape of the mask that goes with it
-            is_meant = not generated or bool(prefix) == prompts
-            has_tokens = mask is not None and getattr(tensor, "shape", None) == mask.shape
-            if is_meant and has_tokens:
+            if generated and _is_of_prompts(name) != prompts:
+                continue
+            # it has a number for each token if it has the shape of the mask that goes with it
+            mask = inputs.get(_mask_name(name, generated))
+            if mask is not None and getattr(tensor, "shape", None) == mask.shape:
                 changed[name] = change_tensor(name, tensor, mask)
         return changed
 
     return change
 
 
-def _prefix(name: str, generated: bool) -> str:
-    """Return how the names of a tensor and its mask begin, where a batch has several masks."""
-    prefixes = ["teacher_prompt_", "prompt_"]
+_OF_PROMPTS = ("teacher_prompt_", "prompt_")
+
+
+def _is_of_prompts(name: str) -> bool:
+    """Return whether an input of a loss on generated data is about prompts, not completions."""
+    return name.startswith(_OF_PROMPTS)
+
+
+def _mask_name(name: str, generated: bool) -> str:
+    """Return the name of the mask that goes with an input of a loss.
+
+    Names that begin alike go together; those of completions have no beginning in common.
+    """
+    prefixes = _OF_PROMPTS if generated else (*_OF_PROMPTS, "KL_", "chosen_", "rejected_")
+    prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
     if not generated:
-        prefixes += ["KL_", "chosen_", "rejected_"]
-    for prefix in prefixes:
-        if name.startswith(prefix):
-            return prefix
-    return ""
+        return f"{prefix}attention_mask"
+    return f"{prefix}mask" if prefix else "completion_mask"
 
 
 def _turned(name: str, tensor: Tensor, mask: Tensor) -> Tensor:

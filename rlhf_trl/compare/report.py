@@ -40,7 +40,7 @@ def explanation(result: Result) -> str:
     """
     if result.residual is None:  # nothing differs, or `why` says why a side cannot be computed
         return result.why
-    if not result.explained:
+    if not result.explained:  # the identities do not bring the gradients together
         return "unexplained"
     acting = {part.term for part in result.contributions if part.relative_change > RESIDUAL}
     if acting == {"temperature"}:
@@ -145,6 +145,7 @@ def render(
 
     Args:
         results: of all rows on all batches.
+        stocks: our trainers with formulation trl, beside TRL's.
         output_format: one of FORMATS.
         verbose: write a line for each batch, and what each term changes alone below it.
         by_batch: write a line for each batch.

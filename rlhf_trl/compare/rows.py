@@ -142,22 +142,26 @@ def _sampled(mode: str, ours: bool = False) -> Row:
 
     `ours`: against BookGRPOTrainer, which keeps the correction, in place of the stock trainer.
     """
-    correction = {"mode": mode, "clip_min": 0.8, "clip_max": 1.2}
-    fields = {f"vllm_importance_sampling_{name}": value for name, value in correction.items()}
+    low, high = 0.8, 1.2
+    fields = {
+        "vllm_importance_sampling_mode": mode,
+        "vllm_importance_sampling_clip_min": low,
+        "vllm_importance_sampling_clip_max": high,
+    }
     row = _trl(
-        *("grpo", to.sampler_weight(mode, 0.8, 1.2)),
+        "grpo",
+        to.sampler_weight(mode, low, high),
         why="With vLLM, each loss is weighed by what policy and sampler say of the same tokens.",
         settings="vllm_importance_sampling_correction: false",
         variant=mode,
         batches=("sampler",),
         **fields,
     )
-    name, trainer_arguments = "BookGRPOTrainer", pairs.arguments("grpo", "chapter")
-    return (
-        replace(row, right=Stock(fields, name, name, trainer_arguments=trainer_arguments))
-        if ours
-        else row
-    )
+    if not ours:
+        return row
+    name = "BookGRPOTrainer"
+    trainer_arguments = pairs.arguments("grpo", "chapter")
+    return replace(row, right=Stock(fields, name, name, trainer_arguments=trainer_arguments))
 
 
 POLICY_ROWS = (
@@ -558,30 +562,37 @@ def own_fields(row: Formulation) -> dict[str, Any]:
 
 
 def _own(name: str, formulation_name: str, row: Formulation) -> Row:
-    """Return the row of a formulation and of our trainer for it, which should be equal.
-
-    Each is for a few of the batches that its kind of data has.
-    """
+    """Return the row of a formulation and of our trainer for it, which should be equal."""
     trainer = pairs.own_trainer(name)
     right = Stock(
         own_fields(row), trainer, trainer, trainer_arguments=pairs.arguments(name, formulation_name)
     )
-    batches = ("heavy", "accumulation")
-    # one row of each trainer shows how it cuts examples, which is the same for all its rows
-    if formulation_name == "chapter" and name in ("dpo", "kto", "orpo", "reward"):
-        batches += ("over_long",)
-    if name in pairs.MADE or row.family == "distillation":
-        batches = ("accumulation",)
+    left = Book(name, formulation_name, _PPO if name == "ppo" else {})
+    return Row(left, right, batches=_own_batches(name, formulation_name, row))
+
+
+def _own_batches(name: str, formulation_name: str, row: Formulation) -> tuple[str, ...]:
+    """Return the batches on which a formulation is held against our trainer.
+
+    They are a few of those that its kind of data has.
+    """
+    if (name, formulation_name) == ("ppo", "code"):
+        return ("beta",)  # it differs from the chapter in the KL alone, and only this batch has one
     if row.trainer == "GRPOTrainer":
-        batches = ("extreme", "tools") + (("beta",) if "beta" in row.reads else ())
+        batches = ["extreme", "tools"]
+        if "beta" in row.reads:
+            batches.append("beta")
         # Where a generation feeds several windows, TRL divides by the tokens of an average one, and
         # REINFORCE's baseline is a mean over more than a window.
         if formulation_name != "trl" and name != "reinforce":
-            batches += ("steps_per_generation",)
-    # PPO's code differs from its chapter in the KL alone, and only this batch has one
-    if (name, formulation_name) == ("ppo", "code"):
-        batches = ("beta",)
-    return Row(Book(name, formulation_name, _PPO if name == "ppo" else {}), right, batches=batches)
+            batches.append("steps_per_generation")
+        return tuple(batches)
+    if name in pairs.MADE or row.family == "distillation":
+        return ("accumulation",)
+    # one row of each trainer shows how it cuts examples, which is the same for all its rows
+    if formulation_name == "chapter" and name in ("dpo", "kto", "orpo", "reward"):
+        return ("heavy", "accumulation", "over_long")
+    return ("heavy", "accumulation")
 
 
 def _own_rloo(formulation_name: str) -> Row:

@@ -80,8 +80,8 @@ def read(known: Surface | None = None) -> Surface:
     with quick_and_quiet():
         places = sorted({*known["signatures"], *relied_on()[0]})
         homes = {name: _home(name, home) for name, home in known["homes"].items()}
-        config_fields = {}
-        defaults = {}
+        config_fields: dict[str, list[str]] = {}  # by config class
+        defaults: dict[str, Any] = {}  # of _WATCHED, by names such as "GRPOConfig.beta"
         for name, home in homes.items():
             if not home or not name.endswith("Config"):
                 continue
@@ -127,15 +127,22 @@ def relied_on() -> tuple[dict[str, set[type]], dict[str, str]]:
         for cls in members:
             if not inspect.isclass(cls) or cls.__module__ != module.name:  # an import of the module
                 continue
-            trl_bases = [base for base in cls.__mro__ if base.__module__.startswith("trl.")]
-            if not trl_bases or not trl_bases[0].__name__.endswith("Trainer"):
+            stock = _stock_trainer(cls)
+            if stock is None:
                 continue
-            stock = trl_bases[0]
             # the class itself and our mixins: all that stand before the stock trainer
             for owner in cls.__mro__[: cls.__mro__.index(stock)]:
                 for place in _places_used(owner, stock):
                     users[place].add(owner)
     return users, failed
+
+
+def _stock_trainer(cls: type) -> type | None:
+    """Return the trainer of TRL that a class derives from first, or None, as for a config."""
+    trl_bases = [base for base in cls.__mro__ if base.__module__.startswith("trl.")]
+    if trl_bases and trl_bases[0].__name__.endswith("Trainer"):
+        return trl_bases[0]
+    return None
 
 
 def _places_used(owner: type, stock: type) -> Iterator[str]:
@@ -251,7 +258,7 @@ def _losses(
         config_name = trainer_name.replace("Trainer", "Config")
         trainer = _get(f"{homes.get(trainer_name)}.{trainer_name}", {})
         config = _get(f"{homes.get(config_name)}.{config_name}", {})
-        if trainer is None or config is None:
+        if trainer is None or config is None:  # which is reported by `homes`
             continue
         batch, columns = batch_of(case)
         case_fields = _case_fields(case, config, defaults)

@@ -126,10 +126,8 @@ def _measured(first: Subject, second: Subject) -> tuple[OnBatch, ...]:
     matrix = Matrix()
     kind = pairs.made_kind(first.trainer_arguments) or first.base
     batches = [batch for batch in first.batches if batch in second.batches]
-    if "reinforce" in (
-        first.trainer_arguments.get("algorithm"),
-        second.trainer_arguments.get("algorithm"),
-    ):  # whose baseline is the mean of a whole generation
+    algorithms = [subject.trainer_arguments.get("algorithm") for subject in (first, second)]
+    if "reinforce" in algorithms:  # whose baseline is the mean of a whole generation
         batches = of_whole_generations(batches)
     results = []
     with quick_and_quiet():

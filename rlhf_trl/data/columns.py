@@ -250,17 +250,7 @@ def renamed(
 
     original = dataset
     there = [name for name in dataset.column_names if name != ROW]
-    of_shapes = [name for shape in shapes for name in shape]
-    known = dict.fromkeys([*of_shapes, *optional])
-    for ours in columns:
-        if ours not in known:
-            raise InputError(
-                f"dataset.columns: {ours!r} is not a column that is read{nearest(ours, known)}; "
-                f"write one of {', '.join(known)}."
-            )
-    check_mapped(there, columns, where)
-    check_unread(set(there) - set(columns.values()) - set(optional), where)
-    theirs = {name: columns.get(name, name) for name in known}  # the data set's names, by ours
+    theirs = _names_there(there, where, columns, shapes, optional)  # the data set's, by ours
     shape = next((shape for shape in shapes if theirs[shape[1]] in there), shapes[-1])
     names = [name for name in (*shape, *optional) if theirs[name] in there]
     dataset = _selected(dataset, names, theirs)
@@ -284,6 +274,27 @@ def renamed(
             f"{alternatives} and has {', '.join(there)}; {hint}."
         )
     return dataset
+
+
+def _names_there(
+    there: Sequence[str], where: str, columns: Names, shapes: Sequence[Shape], optional: Shape
+) -> dict[str, str]:
+    """Return what a data set would call each column that is read, by our names for them.
+
+    `there` are its columns; the other arguments are those of `renamed`. Refuse a mapping of columns
+    that nobody reads or that are not there, and columns that would go unread.
+    """
+    of_shapes = [name for shape in shapes for name in shape]
+    known = dict.fromkeys([*of_shapes, *optional])
+    for ours in columns:
+        if ours not in known:
+            raise InputError(
+                f"dataset.columns: {ours!r} is not a column that is read{nearest(ours, known)}; "
+                f"write one of {', '.join(known)}."
+            )
+    check_mapped(there, columns, where)
+    check_unread(set(there) - set(columns.values()) - set(optional), where)
+    return {name: columns.get(name, name) for name in known}
 
 
 def _selected(dataset: "Dataset", names: Sequence[str], theirs: Names) -> "Dataset":
@@ -453,8 +464,9 @@ def _csv_value(text: str | None) -> bool | float | str | None:
 
 
 def without_none(dataset: "Dataset", names: Sequence[str], where: str) -> "Dataset":
-    """Remove the keys that only other messages have, as `load_dataset` does for some files.
+    """Return the columns `names`, texts or messages, without keys that only other messages have.
 
+    Arrow gives all messages of a column the same keys, with None where a message has no such key.
     Messages that only call tools get an empty `content`.
     """
     from datasets import Features, Json, List
@@ -471,7 +483,7 @@ def without_none(dataset: "Dataset", names: Sequence[str], where: str) -> "Datas
         inner = getattr(feature, "feature", None)  # of a list: what its elements are
         keys = inner.keys() if isinstance(inner, dict) else {}
         calls = {"role", "tool_calls"} <= {*keys}
-        if calls or {"role", "content"} < {*keys}:  # keys that some messages may lack
+        if calls or {"role", "content"} < {*keys}:  # there are more keys, which some may lack
             padded[name] = List(Json())
         if calls or isinstance(inner, Json):  # Json does not tell its keys
             calling.append(name)
@@ -524,7 +536,7 @@ def _split_prompts(dataset: "Dataset", where: str) -> "Dataset":
     has_chats = "prompt" in chats or set(sides) <= chats
     if not sides or not has_chats:
         return dataset
-    if {"prompt", *sides} <= chats:
+    if {"prompt", *sides} <= chats:  # they may be apart already
         answers = (cell for name in sides for cell in cells(dataset, name))
         if all(_is_answer(answer) for answer in answers):
             return dataset
@@ -653,9 +665,13 @@ def check_roles(value: Any) -> None:
 
 
 def check_cell(name: str, value: Any) -> None:
-    """Refuse a label that is not boolean, a margin that is not 0 or more, a cell without a text.
+    """Refuse what the cell of a column, called `name` in the message, cannot hold.
 
-    Messages need a known role.
+    A label is boolean, a margin 0 or more; all others hold a text or messages, which have a known
+    role and a text, and are not blank.
+
+    Raises:
+        WrongRow: says what is wrong.
     """
     check_roles(value)
     wrong = None

@@ -59,20 +59,10 @@ def checked_demonstrations(dataset: "Dataset", where: str, columns: Names) -> Co
     The last of the `messages` is the completion, and those before it the prompt. Columns of chat
     templates (`TEMPLATE`) stay.
     """
-    columns = dict(columns)
-    messages = columns.pop("messages", None)  # the data set's name of that column
-    has_completion = "completion" in (*dataset.column_names, *columns)
-    if messages is None and "messages" in dataset.column_names and not has_completion:
-        messages = "messages"
-    if messages is not None:
-        columns["completion"] = messages
-    elif "text" in dataset.column_names and not has_completion:
-        raise InputError(
-            f"dataset: {where} has texts alone, which do not tell the prompt from the answer to "
-            "learn; give prompt and completion, or messages."
-        )
+    columns, has_messages = _answer_column(dataset, where, columns)
+    # `renamed` takes the prompt out of messages that are read as completions
     answered = renamed(dataset, where, columns, (ANSWERED,), TEMPLATE, instead=("messages",))
-    names_in_errors = {"completion": "completion" if messages is None else "messages"}
+    names_in_errors = {"completion": "messages" if has_messages else "completion"}
     check_cells(answered, ["completion"], where, names_in_errors)
     # before prompts are checked: one that is missing leaves its row out, and is no error
     asked = answered.filter(
@@ -92,6 +82,23 @@ def checked_demonstrations(dataset: "Dataset", where: str, columns: Names) -> Co
         asked = answered  # the same rows, without the indices of `filter`, which make all slow
     check_cells(asked, ["prompt"], where)
     return unnumbered(asked), dropped
+
+
+def _answer_column(dataset: "Dataset", where: str, columns: Names) -> tuple[Names, bool]:
+    """Return the mapping `columns` with messages as completions; tell whether messages are read."""
+    columns = dict(columns)
+    messages = columns.pop("messages", None)  # the data set's name of that column
+    has_completion = "completion" in (*dataset.column_names, *columns)
+    if messages is None and "messages" in dataset.column_names and not has_completion:
+        messages = "messages"
+    if messages is not None:
+        columns["completion"] = messages
+    elif "text" in dataset.column_names and not has_completion:
+        raise InputError(
+            f"dataset: {where} has texts alone, which do not tell the prompt from the answer to "
+            "learn; give prompt and completion, or messages."
+        )
+    return columns, messages is not None
 
 
 def _naming_rows(reason: str, whole: "Dataset", kept: "Dataset") -> str:

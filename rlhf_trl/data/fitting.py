@@ -51,17 +51,19 @@ def fit(
             "dataset: a streamed data set cannot be counted or ordered; load it whole."
         )
     options = {"sides": list(sides), "max_length": max_length, "rule": rule}
+    # of a row's completions, the longest one decides whether it is too long
     longest_sides = np.max([lengths(dataset, side) for side in sides], axis=0)
     row_lengths = lengths(dataset, "prompt_ids") + longest_sides
-    over_long = np.flatnonzero(row_lengths > (max_length or np.inf)).tolist()
-    lost = {number for number in over_long if _short(dataset[number], **options) is None}
-    counts = {"cut": len(over_long) - len(lost), "over-long": len(lost), "identical": 0}
-    if lost:
-        dataset = dataset.select([n for n in range(len(dataset)) if n not in lost])
+    over_long = np.flatnonzero(row_lengths > (max_length or np.inf)).tolist()  # numbers of rows
+    # shortened by the rule, these would have no prompt or no completion
+    dropped = {number for number in over_long if _short(dataset[number], **options) is None}
+    counts = {"cut": len(over_long) - len(dropped), "over-long": len(dropped), "identical": 0}
+    if dropped:
+        dataset = dataset.select([n for n in range(len(dataset)) if n not in dropped])
     if counts["cut"]:
         dataset = dataset.map(_shorten, batched=True, fn_kwargs=options, desc="Cutting long rows")
     if len(sides) == 2:  # pairs
-        different = differing(dataset, *sides)
+        different = differing(dataset, *sides)  # the rows whose two completions are not the same
         counts["identical"] = len(dataset) - len(different)
         dataset = different
     if not len(dataset):
@@ -130,12 +132,12 @@ def kto_order(
             "per_device_train_batch_size is 1, and KTO's reference point needs another example in "
             "the batch; write 2 or more."
         )
-    keys = [hash(tuple(ids)) for ids in prompts]
+    keys = [hash(tuple(ids)) for ids in prompts]  # examples with the same one share a prompt
     for _ in range(ATTEMPTS):  # swapping neighbors may fail in one order and work in another
         rng.shuffle(desirable)
         rng.shuffle(undesirable)
         order = _spread(desirable, undesirable) if interleave else desirable + undesirable
-        if len(order) % batch == 1:
+        if len(order) % batch == 1:  # alone in its batch, it would have no neighbor
             order.pop()
         if _Order(order, labels, keys, batch).separate():
             return order

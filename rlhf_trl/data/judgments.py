@@ -54,10 +54,13 @@ def load_pairs_or_ranked(
         data = _ranked(config, GymTasks(config), max_samples)
         data.candidates = _candidates(config, data.tasks, sample)
         return data
-    outcomes: dict[str, list[Row]] = {}  # by side
+    outcomes: dict[str, list[Row]] = {}  # by side; none of pairs that are not sampled
 
     def sample_and_keep(rows: list[Row], count: int, side: str) -> list[Row]:
-        """Sample and keep outcomes: held-out ones are for pairs and candidates at once."""
+        """Sample as `sample` does, and keep the outcomes, so that held-out ones are sampled once.
+
+        They become pairs, and candidates below.
+        """
         if side == "held-out":
             count = max(count, config.candidates)
         outcomes[side] = sample(rows, count, side)
@@ -147,7 +150,7 @@ def load_traces(
     labels = {label for of_row in data.train["labels"][:] for label in of_row}
     if neutral:
         _check_labels(labels, where)
-    else:  # 0: neutral
+    else:  # steps labeled 0 are neutral, and nothing is learned from them
         _check_labels(labels - {0}, where, " that is not neutral")
     return data
 
@@ -261,7 +264,7 @@ def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) 
 
     In place of `ranked`, the data set may have `completions`, each with `response` and
     `overall_score` (as UltraFeedback has them), of which the best `length` of different scores are
-    kept.
+    kept. Otherwise all lists are as long as the first one.
     """
     shapes = [("prompt", "ranked")]
     if columns.get("completions", "completions") in dataset.column_names:
@@ -269,7 +272,8 @@ def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) 
     dataset = renamed(dataset, where, columns, tuple(shapes))
     dropped = {}
     if "completions" in dataset.column_names:
-        # numbered: `_ranked_row` may refuse a row, of which some are left out here
+        # Some rows are left out here, which moves the others up. As they are numbered, an error of
+        # `_ranked_row` below still names the row of the file.
         ranked = converted(dataset, _by_score, where, numbered=True, length=length)
         dropped = {f"not {length} different scores": len(dataset) - len(ranked)}
         if not len(ranked):

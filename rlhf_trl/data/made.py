@@ -71,7 +71,7 @@ def ranked_demonstrations(rows: Iterable[Row], length: int, seed: int) -> list[R
     rng = random.Random(seed)
     ranked = []
     for row in rows:
-        kinds = sorted(demonstrator.mixture(row["task"]), key=ORDER.index)
+        kinds = sorted(demonstrator.mixture(row["task"]), key=ORDER.index)  # the best one first
         if length > len(kinds):
             raise InputError(
                 f"dataset.list_length: {row['task']} has {len(kinds)} kinds of demonstrations "

@@ -43,18 +43,23 @@ def read_number(text: str, alone: bool = False) -> Decimal | None:
     if marked is None and alone:
         marked = text
     if marked is None:
-        numbers = list(NUMBER.finditer(text))
-        # PART matches what stands directly before the number: a few characters are enough
-        if not numbers or PART.search(text[: numbers[-1].start()][-20:]):
-            return None
-        return _decimal(numbers[-1].group())
-    marked = TRIM.sub("", marked)
+        return _last_number(text)
+    marked = TRIM.sub("", marked)  # without units and the like
     numbers = NUMBER.findall(marked)
-    rest = NUMBER.sub("#", marked)
+    rest = NUMBER.sub("#", marked)  # what stands around the number, and # for itself
     fractions = any(sign.isnumeric() and not sign.isdecimal() for sign in rest)  # such as ½, ²
     if len(numbers) != 1 or fractions or MORE.search(rest):
         return None
     return _decimal(numbers[0])
+
+
+def _last_number(text: str) -> Decimal | None:
+    """Return the last number of a text; None: there is none, or it ends a fraction or the like."""
+    numbers = list(NUMBER.finditer(text))
+    # PART matches what stands directly before the number: a few characters are enough
+    if not numbers or PART.search(text[: numbers[-1].start()][-20:]):
+        return None
+    return _decimal(numbers[-1].group())
 
 
 def right_number(text: str) -> Decimal:

@@ -25,9 +25,10 @@ UNPAIRED = ("prompt", "completion", "label")
 def checked_pairs(
     dataset: "Dataset", where: str, columns: Names, unpaired: bool = False, margin: bool = False
 ) -> Counted:
-    """Return pairs, or labeled examples, and how many rows were left out.
+    """Return pairs, or labeled examples, and how many rows were left out, by reason.
 
-    They have the columns of chat templates (`TEMPLATE`) where the data set has them.
+    Pairs of two equal answers are left out, and ties: those with a margin of 0. The examples have
+    the columns of chat templates (`TEMPLATE`) where the data set has them.
 
     Args:
         dataset: the rows.
@@ -38,12 +39,12 @@ def checked_pairs(
     """
     shapes = (PAIRED, UNPAIRED) if unpaired else (PAIRED,)
     optional = ("margin", *TEMPLATE) if margin else TEMPLATE
-    split = renamed(dataset, where, columns, shapes, optional)
+    split = renamed(dataset, where, columns, shapes, optional)  # prompts apart from the answers
     dropped = {UNSPLIT: len(dataset) - len(split)}
     checked = [name for name in split.column_names if name not in (*TEMPLATE, ROW)]
     check_cells(split, checked, where)
     split = unnumbered(split)
-    if "label" in split.column_names:
+    if "label" in split.column_names:  # labeled examples
         labels = split.unique("label")
         if len(labels) == 1:
             raise InputError(

@@ -49,6 +49,7 @@ def reached(function: Any) -> str:
     Raises:
         ValueError: something there cannot be hashed; the message says what.
     """
+    # `waiting` are the names of modules that are reached and still to be looked at
     pickled, waiting = _pickled(function, repr(getattr(function, "__name__", function)))
     seen: dict[str, bytes] = {}  # what is hashed of each module: its source, then its values
     while waiting:
@@ -64,6 +65,7 @@ def reached(function: Any) -> str:
             variables = vars(import_module(name))
         except (Exception, SystemExit):  # not made for this place: its source alone counts
             continue
+        # names with two underscores are Python's own, such as `__file__`
         values = {key: value for key, value in variables.items() if not key.startswith("__")}
         pickled_values, modules = _pickled(values, f"the module {name!r}")
         seen[name] += pickled_values

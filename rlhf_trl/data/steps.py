@@ -52,7 +52,7 @@ def label_steps(steps: Sequence[str], answer: str, task: str) -> list[int]:
         return [BAD]
     labels: list[int] = []
     spelled = ""  # the letters so far
-    right = ""  # those without letters that only repeat
+    spelled_once = ""  # those without letters that only repeat the one before
     for n, step in enumerate(steps):
         letters = step
         if n == 0:  # without the opening it has no letters, and is bad
@@ -62,9 +62,9 @@ def label_steps(steps: Sequence[str], answer: str, task: str) -> list[int]:
             labels.append(BAD)
         elif is_closing:
             labels.append(GOOD if spelled == answer else BAD)
-        elif letters and answer[len(right) :].startswith(letters):
+        elif letters and answer[len(spelled_once) :].startswith(letters):
             labels.append(GOOD)
-            right += letters
+            spelled_once += letters
         elif len(letters) == 1 and spelled.endswith(letters):
             labels.append(NEUTRAL)
         else:

@@ -12,6 +12,16 @@ from rlhf_trl.reward_models import metrics
 from rlhf_trl.reward_models.report import SCORES as FILE
 
 
+class Candidate(NamedTuple):
+    """A completion that a run scored."""
+
+    prompt: Any
+    completion: str
+    label: bool  # whether it is right
+    answer: str | None  # in the form in which the task compares answers; None: it has none
+    scores: dict[str, float]  # by name
+
+
 class Candidates(NamedTuple):
     """What a run scored: (N,) prompts, completions, labels, answers, and scores by name."""
 
@@ -27,14 +37,15 @@ def best_of_n(runs: Sequence[str | Path], seeds: bool = False) -> list[Line]:
 
     Rows: a random candidate, the majority of n, each run's scores, the oracle (right if any is).
     Columns: best of n = 1, 2, 4, ... up to the candidates that every prompt has, the AUC over all
-    candidates, and the pairwise accuracy within prompts. Each is exact over the subsets of n, but
-    for the majority where there are very many. With `seeds`, each folder holds a run per seed, in
-    seed-*, and the table is mean and standard deviation over them, each on its own candidates.
+    candidates, and the pairwise accuracy within prompts. A best of n is the exact mean over all
+    subsets of n candidates; only that of the majority is estimated where these are very many. With
+    `seeds`, each folder holds a run per seed, in seed-*, and the table is mean and standard
+    deviation over them, each on its own candidates.
     """
     folders = _named(runs)
     if not seeds:
         return _table([_compare(folders)])
-    by_run = {
+    by_run = {  # the folder of each seed, by run
         name: {path.name: path for path in sorted(folder.glob("seed-*"))}
         for name, folder in folders.items()
     }
@@ -70,36 +81,41 @@ def read_candidates(folder: str | Path) -> Candidates:
     candidates = Candidates([], [], [], [], {})
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
-            row = json.loads(line)
-            text = completion_text(row["completion"])
-            answer = extract_answer(text)
-            if answer is not None:
-                answer = normalize(row.get("task") or "", answer)
-            scores = {name: float(score) for name, score in row["scores"].items()}
-            label = row["label"]
-            if not isinstance(label, bool) or not scores:
-                raise ValueError("its label is not true or false, or it has no scores")
-            prompt = row["prompt"]
+            candidate = _parsed(line)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{path}: line {number} is not a scored candidate ({type(error).__name__}: "
                 f"{error}); evaluate the run again."
             ) from error
         if number == 1:
-            candidates.scores.update({name: [] for name in scores})
-        if scores.keys() != candidates.scores.keys():
+            candidates.scores.update({name: [] for name in candidate.scores})
+        if candidate.scores.keys() != candidates.scores.keys():
             raise InputError(
                 f"{path}: line {number} has other scores than line 1; evaluate the run again."
             )
-        candidates.prompts.append(prompt)
-        candidates.completions.append(text)
-        candidates.labels.append(label)
-        candidates.answers.append(answer)
-        for name, score in scores.items():
+        candidates.prompts.append(candidate.prompt)
+        candidates.completions.append(candidate.completion)
+        candidates.labels.append(candidate.label)
+        candidates.answers.append(candidate.answer)
+        for name, score in candidate.scores.items():
             candidates.scores[name].append(score)
     if not candidates.prompts:
         raise InputError(f"{path} is empty; evaluate the run again.")
     return candidates
+
+
+def _parsed(line: str) -> Candidate:
+    """Return the candidate of a line of JSON; whatever is wrong with it is some exception."""
+    row = json.loads(line)
+    text = completion_text(row["completion"])
+    answer = extract_answer(text)
+    if answer is not None:
+        answer = normalize(row.get("task") or "", answer)
+    scores = {name: float(score) for name, score in row["scores"].items()}
+    label = row["label"]
+    if not isinstance(label, bool) or not scores:
+        raise ValueError("its label is not true or false, or it has no scores")
+    return Candidate(row["prompt"], text, label, answer, scores)
 
 
 def _named(runs: Sequence[str | Path]) -> dict[str, Path]:
@@ -132,9 +148,10 @@ def _compare(folders: dict[str, Path]) -> dict[str, dict[str, float]]:
     labels = first.labels
     groups = metrics.prompt_groups(first.prompts)
     sizes = metrics.budgets(groups)
-    # equal scores choose at random, and the labels as scores choose a right one if there is any
+    # among equal scores, one is chosen at random
     table = {"random": _row([0.0] * len(labels), labels, groups, sizes)}
-    if any(answer is not None for answer in first.answers):  # else there is nothing to vote on
+    has_votes = any(answer is not None for answer in first.answers)
+    if has_votes:
         votes = metrics.majority_by_budget(first.answers, labels, groups, sizes)
         table["majority of n"] = {f"n = {n}": share for n, share in votes.items()}
     for name, run in runs.items():
@@ -143,6 +160,7 @@ def _compare(folders: dict[str, Path]) -> dict[str, dict[str, float]]:
                 table[f"{name} ({score_name})"] = _row(scores, labels, groups, sizes)
             except InputError as error:
                 raise InputError(f"{folders[name] / FILE}, {score_name}: {error}") from error
+    # the labels as scores choose a right candidate if there is any
     table["oracle"] = _row([float(label) for label in labels], labels, groups, sizes)
     return table
 

@@ -33,6 +33,7 @@ def called(functions: Mapping[str, Callable[..., Any]], rows: Rows, answers: Com
     finished = [one.finished for one in answers]
     scores: Scores = {}
     for name, function in functions.items():
+        # tells a function that asks which answers the model ended
         result = with_finished(function, lambda: finished)(**arguments)
         scores[name] = asyncio.run(result) if inspect.iscoroutine(result) else result
     return scores

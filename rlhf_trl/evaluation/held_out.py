@@ -173,7 +173,7 @@ class AnswersHeldOut:
             "template": self.template,
         }
         completed = []  # place of a row, its greedy and its sampled completion
-        # the model is made ready as in GRPOTrainer's own generation
+        # as GRPOTrainer generates; weights that DeepSpeed or FSDP has shared out come together
         with (
             unwrap_model_for_generation(
                 self.model_wrapped,
@@ -195,7 +195,7 @@ class AnswersHeldOut:
                 completed += zip(batch, greedy, sampled, strict=True)
         greedy_by_place: dict[int, Completion] = {}
         sampled_by_place: dict[int, Completion] = {}
-        # a row that fills a share is there twice; its last completion stays, on every process
+        # a row that fills the last share comes twice; every process keeps its last completion
         for place, one_greedy, one_sampled in gather_object(completed):
             greedy_by_place[place] = one_greedy
             sampled_by_place[place] = one_sampled

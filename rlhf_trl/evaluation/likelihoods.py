@@ -91,7 +91,7 @@ def labeled_scores(
     """Return implicit rewards and log-probabilities of labeled answers: `chosen` if desirable.
 
     KTO's loss is left out: its reference point is a mean over other answers, so that one answer by
-    itself has no loss.
+    itself has no loss. A score is None for answers of the other label, and where no answer is left.
 
     Args:
         resolved: the row, whose beta scales the rewards.
@@ -147,26 +147,20 @@ def pair_scores(
     if has_loss:
         names = ["loss", *names]
     scores: Scores = {name: [None] * len(chosen) for name in names}
-    for place, (chosen_reading, rejected_reading) in enumerate(zip(chosen, rejected, strict=True)):
+    for place, pair in enumerate(zip(chosen, rejected, strict=True)):
+        chosen_reading, rejected_reading = pair
         if chosen_reading is None or rejected_reading is None:
             continue
         scores["logps/chosen"][place] = float(chosen_reading.logps.sum())
         scores["logps/rejected"][place] = float(rejected_reading.logps.sum())
         if not comparable:
             continue
-        logps = {
-            "policy_chosen_logps": _completion(chosen_reading, row),
-            "policy_rejected_logps": _completion(rejected_reading, row),
-        }
-        chosen_reward, rejected_reward = logps.values()  # implicit rewards, still without beta
+        reference_pair = None
         if row.reference:
             of_chosen, of_rejected = reference
-            logps["ref_chosen_logps"] = _completion(of_chosen[place], row)
-            logps["ref_rejected_logps"] = _completion(of_rejected[place], row)
-            chosen_reward = chosen_reward - logps["ref_chosen_logps"]
-            rejected_reward = rejected_reward - logps["ref_rejected_logps"]
-        # as DPOTrainer logs it: the difference of two rewards
-        margin = beta * float(chosen_reward) - beta * float(rejected_reward)
+            reference_pair = (of_chosen[place], of_rejected[place])
+        logps = _logps_of_pair(row, pair, reference_pair)
+        margin = _margin(logps, beta)
         scores["rewards/margins"][place] = margin
         scores["pair_accuracy"][place] = 0.5 if margin == 0 else float(margin > 0)
         if has_loss:
@@ -174,6 +168,31 @@ def pair_scores(
             loss = completions_loss(row, resolved.parameters, **logps, chosen_nll=nll).loss
             scores["loss"][place] = float(loss + nll_weight * nll)
     return scores
+
+
+def _logps_of_pair(
+    row: Preference, pair: tuple[Reading, Reading], reference: tuple[Reading, Reading] | None
+) -> dict[str, Tensor]:
+    """Return (1,) log-probabilities of chosen and rejected, by the names of `completions_loss`."""
+    readings = {"policy": pair}
+    if reference is not None:
+        readings["ref"] = reference
+    logps = {}
+    for model, (chosen, rejected) in readings.items():
+        logps[f"{model}_chosen_logps"] = _completion(chosen, row)
+        logps[f"{model}_rejected_logps"] = _completion(rejected, row)
+    return logps
+
+
+def _margin(logps: dict[str, Tensor], beta: float) -> float:
+    """Return the chosen answer's implicit reward less the rejected one's, as DPOTrainer logs it."""
+    rewards = []
+    for side in ("chosen", "rejected"):
+        log_ratio = logps[f"policy_{side}_logps"]
+        if f"ref_{side}_logps" in logps:
+            log_ratio = log_ratio - logps[f"ref_{side}_logps"]
+        rewards.append(beta * float(log_ratio))
+    return rewards[0] - rewards[1]
 
 
 def _completion(reading: Reading, row: Preference) -> Tensor:

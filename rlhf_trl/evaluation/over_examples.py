@@ -71,7 +71,9 @@ class OverExamples:
     known, the examples that fill the last batches of several processes still count twice.
     """
 
-    lists_in_a_row = False  # the R = k B rows are k by k those of an example; else B by B
+    # In a batch of B examples with k rows each, whether an example's rows are neighbors; else the
+    # first rows of all examples come first (all chosen, then all rejected ones).
+    lists_in_a_row = False
     _evaluated: list[Example] | None = None  # while the evaluation loop runs
     _output_classes: Sequence[type] = ()  # of the calls whose output is kept
 
@@ -160,9 +162,10 @@ class OverExamples:
         return [Example(rows[n], [of_call[n] for of_call in rows_of_calls]) for n in range(count)]
 
     def _apart(self, batch: Batch, count: int) -> list[dict[str, Any]]:
-        """Return the part of each of `count` examples: (k, ...) of the k B rows of a tensor.
+        """Return what each of a batch's `count` examples has of it: k rows of a tensor of k B rows.
 
-        What is no tensor, or a scalar, holds for the whole batch, and goes into every part.
+        A pair has k = 2, for example; where its two rows stand, `lists_in_a_row` says. What is no
+        tensor, or a scalar, holds for the whole batch, and goes into every part.
         """
         parts: list[dict[str, Any]] = [{} for _ in range(count)]
         for name, value in batch.items():
@@ -171,11 +174,11 @@ class OverExamples:
             elif value.dim() == 0:
                 values = [value.cpu()] * count
             elif value.dim() > 3 or len(value) % count:
-                continue  # images, which only the model reads
+                continue  # an image or its like, which the model reads and no loss
             elif self.lists_in_a_row:
-                values = value.cpu().unflatten(0, (count, -1))
+                values = value.cpu().unflatten(0, (count, -1))  # (B, k, ...)
             else:
-                values = value.cpu().unflatten(0, (-1, count)).transpose(0, 1)
+                values = value.cpu().unflatten(0, (-1, count)).transpose(0, 1)  # (B, k, ...)
             for part, own in zip(parts, values, strict=True):
                 # a view would keep the memory of the whole batch
                 part[name] = own.clone() if isinstance(own, Tensor) else own

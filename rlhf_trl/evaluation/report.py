@@ -87,7 +87,7 @@ def table(evaluations: dict[int, dict[str, Any]]) -> str:
             value = end["metrics"].get(key)
             cells += f"{'-':>12}" if value is None else f"{value:12.3f}"
         lines.append(f"{name:{width}}{cells}")
-    answers = {
+    answers = {  # by step and question
         step: {answer["question"]: answer for answer in end["answers"]}
         for step, end in ends.items()
     }
@@ -125,12 +125,12 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
     top, *below = figure.subplots(1 + len(sides), 1, squeeze=False)[:, 0]
     dot = "." if len(_points(log, key)[0]) < 30 else ""  # a line of a single point is not visible
     top.plot(*_points(log, key), f"{dot}-", color="tab:blue", label=f"training {key}")
-    if any("reward_with_penalties" in entry for entry in log):
+    if any("reward_with_penalties" in entry for entry in log):  # a run with penalties
         points = _points(log, "reward_with_penalties")
         top.plot(*points, f"{dot}:", color="tab:blue", label="training reward with penalties")
     top.set(xlabel="optimizer step", ylabel=key, title=title)
     measured = [{"step": step, **end["metrics"]} for step, end in evaluations.items()]
-    if not _draw_shares(top, measured):
+    if not _draw_shares(top, measured):  # nothing between 0 and 1: in the unit of the key
         for name, style in ((key, "o-"), (f"sampled_{key}", "s--")):
             points = _points(measured, f"eval_{name}")
             top.plot(*points, style, color="tab:orange", label=f"held-out {name}")
@@ -199,7 +199,7 @@ def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
     ends = [end["metrics"] for end in _ends(evaluations).values()]
     measured = ends[0].keys() & ends[-1].keys()
     prefix = "eval_" if any(key.startswith("eval_") for key in measured) else ""
-    # last, what every evaluation by answering has: the share of answers that were cut off
+    # in the last place what every evaluation by answering has: the share of answers cut off
     names = {f"{prefix}{key}": name for key, name in {**HEADLINES, "cut_off": "cut off"}.items()}
     key = next(key for key in names if key in measured)
     values = " -> ".join(f"{end[key]:.3f}" for end in ends)

@@ -1,7 +1,6 @@
 """Answers and their rewards in a trainer of TRL's GRPO kind: judged when held out, and recorded."""
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,22 +20,14 @@ Recorded = tuple[list[tuple[Any, ...]], dict[str, list[float]]]
 """Samples without their advantages, and rewards by name, as `Store.write` takes them."""
 
 
-@dataclass
-class Unrecorded:
-    """A generation that waits until the loss has estimated all its advantages."""
-
-    samples_and_rewards: Recorded
-    advantages: Tensor  # (B,) of this process, as far as they are known
-    missing: int  # how many are not
-
-
 class RewardedAnswers(AnswersHeldOut):
     """Trainer mixin: reward functions judge held-out answers; generations go into the record."""
 
-    _unrecorded: dict[int, Unrecorded]  # by the number of the generation
-
     def judge(self, rows: Rows, answers: Completions) -> Scores:
-        """Return the scores, those of all reward functions, and the reward they come to."""
+        """Return the trainer's `scores`, the rewards of all functions, and the reward they come to.
+
+        Processes share the work: each judges the answers to its own rows.
+        """
         share = self.share(rows)
         is_chat = is_conversational({"prompt": rows[0]["prompt"]})
         texts = [answers[i].text for i in share]
@@ -93,30 +84,18 @@ class RewardedAnswers(AnswersHeldOut):
         named |= with_penalties(self.args, rewards, *endings.T)
         return list(samples), {name: column.tolist() for name, column in named.items()}
 
+    def _newest(self, endings: Tensor) -> Recorded:
+        """Return samples and rewards of the generation that TRL has just logged."""
+        logs = self._logs
+        return self._samples(logs["prompt"], logs["completion"], endings, self._rewards_per_func)
+
     def _record_generation(self, output: dict[str, Any], endings: Tensor) -> None:
-        """Record a generation, unless only the loss will estimate its advantages."""
-        number, logs = self._carried["generation"], self._logs
-        per_func = self._rewards_per_func
-        recorded = self._samples(logs["prompt"], logs["completion"], endings, per_func)
-        if "token_rewards" not in output:
-            self.record("train", number, *recorded, list(logs["advantages"]), self.num_generations)
-            return
-        places = torch.arange(len(output["advantages"]), device=endings.device)
-        output["recorded_as"] = torch.stack([torch.full_like(places, number), places], dim=1)
-        count = len(places)
-        self._unrecorded[number] = Unrecorded(recorded, torch.zeros(count), count)
-
-    def _record_estimated(self, recorded_as: Tensor, advantages: Tensor) -> None:
-        """Take the (B,) advantages of a micro-batch; with its last one, record a generation.
-
-        `recorded_as` is (B, 2): the number of the generation, and the place in it.
-        """
-        number, places = recorded_as[0, 0].item(), recorded_as[:, 1].cpu()
-        waiting = self._unrecorded[number]
-        waiting.advantages[places] = advantages.to(waiting.advantages)
-        waiting.missing -= len(places)
-        if waiting.missing:
-            return
-        del self._unrecorded[number]
-        everywhere = self.accelerator.gather(waiting.advantages.to(self.args.device)).tolist()
-        self.record("train", number, *waiting.samples_and_rewards, everywhere, self.num_generations)
+        """Record the newest generation with its advantages."""
+        advantages = list(self._logs["advantages"])
+        self.record(
+            "train",
+            self._carried["generation"],
+            *self._newest(endings),
+            advantages,
+            self.num_generations,
+        )

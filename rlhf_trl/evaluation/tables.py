@@ -22,8 +22,8 @@ def text(
 ) -> str:
     """Return lines as text of at most `width` characters, by default those of the terminal.
 
-    As many columns as fit stand side by side; each line's other columns, and its sentences in
-    `below`, follow under it.
+    As many columns as fit stand side by side. Under each line follow its other cells, and
+    its sentences: `below` has a list of them for each line.
     """
     width = width or shutil.get_terminal_size().columns
     sizes = _sizes(lines)
@@ -85,22 +85,29 @@ def side_by_side(lines: Sequence[Line], width: int | None = None) -> str:
     if not left_out:
         return text(lines, width=width)
     first, *names = lines[0]
-    first_width = _sizes(lines)[first]
     full_widths = {}  # what each column needs if its cells wrap at two spaces only
     for name in names:
         parts = [part for line in lines for part in line[name].split("  ")]
         full_widths[name] = max(len(part) for part in (name[:UNBROKEN], *parts))
-    tables: list[list[str]] = [[]]  # the columns of each
-    for name in names:
-        candidates = (*tables[-1], name)
-        smallest_width = sum(2 + min(full_widths[column], SHORT) for column in candidates)
-        if tables[-1] and first_width + smallest_width > width:
-            tables.append([])
-        tables[-1].append(name)
-    return "\n\n".join(
-        _wrapped_table(lines, first, {name: full_widths[name] for name in columns}, width)
-        for columns in tables
-    )
+    tables = _shared_out(full_widths, width - _sizes(lines)[first])
+    return "\n\n".join(_wrapped_table(lines, first, columns, width) for columns in tables)
+
+
+def _shared_out(full_widths: Mapping[str, int], room: int) -> list[dict[str, int]]:
+    """Return the columns of each table, with their widths: as many as fit `room` at their smallest.
+
+    A column shrinks to `SHORT` at most, and has two spaces before it.
+    """
+    tables: list[dict[str, int]] = [{}]
+    used = 0
+    for name, full_width in full_widths.items():
+        smallest = 2 + min(full_width, SHORT)
+        if tables[-1] and used + smallest > room:
+            tables.append({})
+            used = 0
+        tables[-1][name] = full_width
+        used += smallest
+    return tables
 
 
 def _wrapped_table(
@@ -116,17 +123,17 @@ def _wrapped_table(
     """
     first_width = _sizes(lines)[first]
     sizes = {name: min(size, SHORT) for name, size in full_widths.items()}
-    spare = width - first_width - sum(2 + size for size in sizes.values())
+    spare = width - first_width - sum(2 + size for size in sizes.values())  # may be below 0
     wide = [name for name, size in full_widths.items() if size > SHORT]
-    for name in wide:  # they share the room that is left, or, if it is negative, what is lacking
+    for name in wide:  # they share evenly the room that is left, or that is lacking
         sizes[name] = min(full_widths[name], max(8, SHORT + spare // len(wide)))
-    # rows of cells, each of which is a list of lines
+    # the rows of the table, the heading first; a cell is a list of the lines that it wraps into
     rows = [[[first], *(_heading(name, size) for name, size in sizes.items())]]
     for line in lines:
         rows.append([[line[first]], *(_cell(line[name], size) for name, size in sizes.items())])
     out = []
     for row in rows:
-        for pieces in zip_longest(*row, fillvalue=""):
+        for pieces in zip_longest(*row, fillvalue=""):  # a line of text: one line of each cell
             padded = zip(pieces, [first_width, *sizes.values()], strict=True)
             out.append("  ".join(piece.ljust(size) for piece, size in padded).rstrip())
     return "\n".join(out)

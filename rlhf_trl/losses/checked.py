@@ -77,12 +77,12 @@ def policy_gradient_loss(
     """
     row = algorithms.formulation(algorithm, formulation, PolicyGradient)
     parameters = row.parameters(params)
-    row = row.chosen(parameters)
+    row = row.chosen(parameters)  # where `baseline` or `importance_cap` changes its parts
     optional = {"old_logps": old_logps, "ref_logps": ref_logps, "values": values}
     optional |= {"old_values": old_values, "binary_rewards": binary_rewards}
     optional |= {"prompt_tokens": prompt_tokens}
     optional = {name: tensor for name, tensor in optional.items() if tensor is not None}
-    _check_reads(row, parameters, set(optional), has_beta="beta" in params)  # else a default
+    _check_reads(row, parameters, set(optional), has_beta="beta" in params)
     _check_window(row, normalizer)
     tensors = {"logps": logps, "mask": mask, "rewards": rewards, **optional}
     tensors = _prepared(row.label, tensors)
@@ -197,8 +197,8 @@ def reward_loss(
         margin = torch.tensor(float(margin), dtype=torch.float64)
     tensors = {"chosen": chosen, "rejected": rejected, "margin": margin, "rewards": rewards}
     tensors |= {"logits": logits, "labels": labels, "class_weights": class_weights, "mask": mask}
-    per_token = row.aggregation != "none"
-    # the aggregation reads the mask
+    per_token = row.aggregation != "none"  # a model of tokens or steps, not of comparisons
+    # no argument of the function is the mask, which the aggregation reads
     tensors = _read_tensors(row.label, function, tensors, {"mask"} if per_token else ())
     # the first one that is there, rewards or logits, sets the precision of all
     _check_floating(row.label, tensors, next(iter(tensors)))
@@ -247,19 +247,10 @@ def distillation_loss(
     tensors = _read_tensors(row.label, look_up(book.distillation, row.loss), tensors, {"mask"})
     name = student_name(row)  # "logps" or "logits"
     tensors = promoted(tensors, name)
-    student = tensors[name]
-    teacher = tensors[f"teacher_{name}"]
+    _check_distilled(row, name, tensors, num_generations, normalizer)
     mask = tensors["mask"]
-    form = "BT" if name == "logps" else "BTV"
-    shapes = {name: form, f"teacher_{name}": f"{form}|K{form}", "mask": "BT"}
-    _check_shapes(row.label, {name: student, **tensors}, shapes)  # the first one sets the sizes
-    _check_mask(row.label, mask)
-    _check_window(row, normalizer)
-    _check_groups(row.label, num_generations, len(mask))
-    teachers = teacher if teacher.dim() > student.dim() else teacher.unsqueeze(0)
-    _check_finite(row.label, name, student, mask.bool())
-    for one_teacher in teachers:
-        _check_finite(row.label, f"teacher_{name}", one_teacher, mask.bool())
+    student = tensors[name]
+    teachers = tensors[f"teacher_{name}"].reshape(-1, *student.shape)  # K, or a single one
     count = len(teachers)
     weights = torch.ones(count) / count if teacher_weights is None else teacher_weights
     shape = tuple(weights.shape)
@@ -271,13 +262,34 @@ def distillation_loss(
     return distilled_loss(row, parameters, student, weighted_teachers, mask, **counts)
 
 
+def _check_distilled(
+    row: Distillation,
+    name: str,
+    tensors: Mapping[str, Tensor],
+    num_generations: int | None,
+    normalizer: Tensor | float | None,
+) -> None:
+    """Refuse impossible shapes or values of the student's `name` and of `teacher_{name}`."""
+    student, mask = tensors[name], tensors["mask"]
+    form = "BT" if name == "logps" else "BTV"
+    shapes = {name: form, f"teacher_{name}": f"{form}|K{form}", "mask": "BT"}
+    # the student comes first, so that it sets the sizes
+    _check_shapes(row.label, {name: student, **tensors}, shapes)
+    _check_mask(row.label, mask)
+    _check_window(row, normalizer)
+    _check_groups(row.label, num_generations, len(mask))
+    _check_finite(row.label, name, student, mask.bool())
+    for teacher in tensors[f"teacher_{name}"].reshape(-1, *student.shape):
+        _check_finite(row.label, f"teacher_{name}", teacher, mask.bool())
+
+
 def _check_tokens(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
     """Refuse logits and labels of tokens or steps whose shapes or values are impossible."""
     label = row.label
     logits = tensors["logits"]
     labels = tensors["labels"]
     classes = 3 if row.loss == "process" else 2
-    # a label for a whole completion does not tell its tokens; the mask does
+    # (B,) labels are of whole completions, and only a mask says which tokens these have
     shapes = {"logits": "BT", "labels": "BT|B" if "mask" in tensors else "BT", "mask": "BT"}
     if classes == 3:
         shapes = {"logits": "BS3", "labels": "BS", "mask": "BS", "class_weights": "3"}
@@ -406,10 +418,14 @@ def _check_comparisons(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
 def _check_reads(
     row: PolicyGradient, params: Mapping[str, Any], tensors: set[str], has_beta: bool
 ) -> None:
-    """Refuse optional `tensors` that the row does not read, and ask for those it needs."""
+    """Refuse optional `tensors`, by name, that the row does not read; ask for those it needs.
+
+    With `has_beta`, the caller gives beta, and so may give what a KL reads, even if beta is 0.
+    """
     reads: set[str] = set()
     needs: dict[str, str] = {}  # and what for
-    if row.ratio != "none" or (row.kl == "reward" and has_beta):  # a KL of the rollout
+    # a KL in the reward is that of the policy of the rollout
+    if row.ratio != "none" or (row.kl == "reward" and has_beta):
         reads.add("old_logps")
     if row.kl != "none" and has_beta:
         reads.add("ref_logps")
@@ -424,7 +440,7 @@ def _check_reads(
         needs["binary_rewards"] = "its advantages"
     for name in sorted(tensors - reads - needs.keys()):
         hint = ""
-        if name == "ref_logps" and row.kl != "none":  # which reads none without beta
+        if name == "ref_logps" and row.kl != "none":
             hint = " unless beta is given"
         if name == "old_logps" and "importance_cap" in params:
             hint = " unless importance_cap is given"

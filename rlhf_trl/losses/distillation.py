@@ -36,7 +36,7 @@ def distilled_loss(
     for teacher, weight in teachers:
         tensors[f"teacher_{name}"] = masked(teacher, mask)
         if isinstance(weight, Tensor):
-            weight = weight.unsqueeze(-1)
+            weight = weight.unsqueeze(-1)  # (B, 1), for losses of tokens
         losses = losses + weight * call(look_up(book.distillation, row.loss), params, tensors)
     if token_weights is not None:
         losses = losses * masked(token_weights, mask)
@@ -45,5 +45,5 @@ def distilled_loss(
 
 
 def student_name(row: Distillation) -> str:
-    """Return what a row's function reads of the student: "logps" or "logits"."""
+    """Return what a row's function reads of the student, its first argument: logps or logits."""
     return next(iter(inspect.signature(look_up(book.distillation, row.loss)).parameters))

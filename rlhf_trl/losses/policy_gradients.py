@@ -29,8 +29,8 @@ def shaped_rewards(
     """Step 1: take beta * KL from the rewards, where the row has its KL there.
 
     Row and parameters are what `PolicyGradient.chosen` and `parameters` returned, the tensors those
-    of `policy_gradient_loss`. The KL is that of `old_logps`, or else of `logps`. Rewards are (B,),
-    or (B, T) if the row penalizes each token.
+    of `policy_gradient_loss`. The KL is that of `old_logps`, or else of `logps`. The result is (B,)
+    as the rewards are, or (B, T) if the row penalizes each token.
     """
     if row.kl != "reward" or not params["beta"]:
         return rewards
@@ -55,7 +55,7 @@ def estimate_advantages(
     The rewards are what step 1 returned, gathered over all processes if they are (B,). `mask` and
     `old_values`, (B, T), are for advantages per token.
     """
-    estimate = look_up(book.advantages, row.advantage)
+    estimate = look_up(book.advantages, row.advantage)  # `call` hands it what its arguments name
     tensors = {"rewards": rewards, "num_generations": num_generations, "mask": mask}
     if "token_rewards" in inspect.signature(estimate).parameters:
         assert mask is not None, "an advantage per token needs the mask"
@@ -102,6 +102,7 @@ def surrogate_loss(
     tensors = {"logps": logps, "old_logps": old_logps, "mask": mask, "advantages": advantages}
     if row.ratio != "none":
         tensors["ratio"] = call(look_up(book.surrogates, row.ratio), params, tensors)
+    # (B, T) losses, to which KL and critic are added; `call` hands over what arguments name
     losses = call(look_up(book.surrogates, row.surrogate), params, tensors)
     if token_weights is not None:
         losses = losses * masked(token_weights, mask)

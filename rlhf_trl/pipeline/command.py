@@ -50,6 +50,7 @@ def pipeline(
     for name, planned in plan.stages.items():
         planned.write(_config_of(plan, name))
     to_do = [_job(plan, name, seed, words) for seed in range(seeds) for name in plan.stages]
+    # one job of each stage, those of seed 0, come first
     for planned, job in zip(plan.stages.values(), to_do, strict=False):
         planned.stage.load([*job.words])  # refuses a wrong setting before hours of training
     do_all(to_do, jobs, accelerate)

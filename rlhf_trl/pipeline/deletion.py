@@ -20,6 +20,7 @@ from rlhf_trl.pipeline.lineage import (
     LOST,
     PARTS,
     Run,
+    folders_in,
     is_run,
     leftovers,
     not_running,
@@ -72,6 +73,8 @@ def targets(root: Path, paths: Sequence[str]) -> list[Target]:
     wanted = [target for path, target in by_path.items() if not by_path.keys() & {*path.parents}]
     whole = [target.run for target in wanted if target.is_whole_run]
     others = [run for run in runs if run not in whole]
+    if wanted:
+        _refuse_while_a_run_begins(root)
     for target in wanted:
         with not_running(target.run.folder):
             _refuse_if_needed(target, [run for run in others if run is not target.run])
@@ -119,6 +122,14 @@ def _holds_model(folder: Path) -> bool:
     return has_config and bool(weights_files(folder))
 
 
+def _refuse_while_a_run_begins(root: Path) -> None:
+    """Refuse while a process holds a folder without a config, which tells what it is made from."""
+    for folder in folders_in(root, set()):
+        if not is_run(folder):
+            with not_running(folder):
+                pass
+
+
 def _refuse_if_needed(target: Target, others: Sequence[Run]) -> None:
     """Refuse what another run was made from: what its path names, or what holds those weights.
 
@@ -162,7 +173,13 @@ def delete(root: Path, paths: Sequence[str], confirmed: bool) -> dict[str, Any]:
             stack.enter_context(not_running(folder))
         for path in named:
             aside.append(_aside(path))
-            os.rename(path, aside[-1])
+            try:
+                os.rename(path, aside[-1])
+            except OSError as error:
+                raise InputError(
+                    f"{path} cannot be renamed ({error.strerror}), so it and what was to follow "
+                    "it are left as they were."
+                ) from error
     for path in aside:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -175,6 +192,8 @@ def delete(root: Path, paths: Sequence[str], confirmed: bool) -> dict[str, Any]:
 
 def report(content: dict[str, Any]) -> str:
     """Write what `delete` returns."""
+    if not content["paths"]:
+        return "nothing is left by a deletion that was ended"
     lines = [f"{readable(entry['bytes']):>9}  {entry['path']}" for entry in content["paths"]]
     total = readable(sum(entry["bytes"] for entry in content["paths"]))
     if content["deleted"]:

@@ -11,7 +11,26 @@ from rlhf_trl.output import write_whole
 from rlhf_trl.pipeline.results import Point, Results
 
 COLORS = {"right": "tab:blue", "wrong": "tab:orange", "gold unknown": "tab:gray"}
-TICKS = (0.01, 0.1, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)  # nats
+TICKS = (
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1,
+    2,
+    5,
+    10,
+    20,
+    50,
+    100,
+    200,
+    500,
+    1000,
+    2000,
+    5000,
+)  # nats
 
 
 def draw_frontier(path: Path, results: Results) -> None:
@@ -98,7 +117,7 @@ def _draw_end(axis: Any, results: Results, stage: str, name: str, number: int) -
         value,
         xerr=spread[0],
         yerr=spread[1],
-        fmt="sD^vP*X"[number % 7],
+        fmt="sD^vPXd"[number % 7],
         color=f"C{number}",
         capsize=3,
         markersize=6,

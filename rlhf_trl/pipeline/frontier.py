@@ -76,7 +76,7 @@ def over_optimization(results: Results) -> list[str]:
                 by_outcome.setdefault(one.outcome, []).append(one)
         for courses in sorted(by_outcome.values(), key=len, reverse=True):
             share = f"in {len(courses)} of {len(curves)} seeds"
-            sentences.append(f"{results.title(stage)}: {_told(courses, share)}")
+            sentences.append(f"{results.title(stage)}: {_sentence(courses, share)}")
     return sentences
 
 
@@ -86,7 +86,7 @@ def _known(points: Sequence[Point]) -> bool:
     return all(math.isfinite(point.answers.mean(name)) for point in points for name in names)
 
 
-def _told(courses: Sequence[Course], share: str) -> str:
+def _sentence(courses: Sequence[Course], share: str) -> str:
     """Return what happened in the runs of some seeds, which all had the same outcome."""
 
     def mean(place: str, name: str) -> str:

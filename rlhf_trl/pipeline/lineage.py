@@ -130,7 +130,13 @@ def folders_in(root: Path, seen: set[Path]) -> Iterator[Path]:
         return
     seen.add(root.resolve())
     yield root
-    for child in sorted(root.iterdir()):
+    try:
+        children = sorted(root.iterdir())
+    except OSError as error:  # it may hold runs that were made from others
+        raise InputError(
+            f"{root} cannot be read ({error.strerror}); name a folder without it, or get access."
+        ) from error
+    for child in children:
         if child.is_dir() and not child.name.startswith(PARTS):
             yield from folders_in(child, seen)
 
@@ -218,8 +224,8 @@ def tree(content: Sequence[dict[str, Any]]) -> str:
             for edge, child in below.get(name, ()):
                 draw(child, edge, indent + "    ")
 
-    # those that nothing else was made from come first; if any are left, they are made in a circle
-    for name in sorted([*below.keys() | entries.keys()], key=lambda name: (name in made, name)):
+    # first what was made from nothing else; what is left then was made from each other, in a circle
+    for name in sorted(below.keys() | entries.keys(), key=lambda name: (name in made, name)):
         if name not in drawn:
             draw(name)
     return "\n".join(lines)

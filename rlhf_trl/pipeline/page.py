@@ -18,23 +18,28 @@ from rlhf_trl.pipeline.results import (
     Results,
     Sample,
     over_seeds,
+    place_of,
     read_results,
     summary,
+    with_content,
 )
+from rlhf_trl.run.race import REWARDS
 from rlhf_trl.run.yaml_loader import dump_yaml
 
 QUESTIONS = 12  # answered side by side, drawn at random
 EXTREMES = 5  # best and worst samples of each model
+# What supervised training on the gym's tasks learns from, by its config's `demonstrator`.
 DEMONSTRATORS = {
     "right": "right answers",
     "imperfect": "answers of an imperfect demonstrator",
     "hinted": "answers of a demonstrator with hints",
 }
-# What the columns of the costs mean, and where they stand: file, key, what to multiply by, digits.
+# Columns of the costs: their heading, and the file, key, factor and digits of the number.
 COSTS = {
     "CPU s": ("cost.json", "cpu_seconds", 1, 1),
     "starts": ("cost.json", "starts", 1, 0),
     "peak memory, GB": ("cost.json", "peak_memory_bytes", 1e-9, 2),
+    "device's peak, GB": ("summary.json", "peak_memory_bytes", 1e-9, 2),
     "training, s": ("summary.json", "train_seconds", 1, 1),
     "processes": ("summary.json", "processes", 1, 0),
 }
@@ -70,7 +75,7 @@ def sections_of(results: Results) -> dict[str, Any]:
     table = [
         {
             "model": line["model"],
-            "given": given(results, name) if name in results.stages else "-",
+            "learned from": learned_from(results, name) if name in results.stages else "-",
             **line,
         }
         for name, line in zip(results.models, summary(results), strict=True)
@@ -107,10 +112,11 @@ def _as_markdown(sections: Mapping[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def given(results: Results, stage: str) -> str:
+def learned_from(results: Results, stage: str) -> str:
     """Return what a stage learned from: who said which answers are good."""
     config = results.config(stage)
     data = config.get("dataset", {})
+    learns_answers = results.stages[stage]["recipe"] == "recipes/sft.py"
     sources = []
     for name in config.get("reward_funcs") or []:
         sources.append(f"right answers ({name})" if name == results.gold else f"reward {name}")
@@ -119,8 +125,8 @@ def given(results: Results, stage: str) -> str:
     if not sources and data.get("scored_by"):
         sources.append(f"pairs ranked by {_judge(results, data['scored_by'])}")
     elif not sources and data.get("path"):
-        sources.append(f"labels of {data['path']}")
-    elif not sources and results.stages[stage]["recipe"] == "recipes/sft.py":
+        sources.append(f"{'answers' if learns_answers else 'labels'} of {data['path']}")
+    elif not sources and learns_answers:
         sources.append(DEMONSTRATORS[config.get("demonstrator", "imperfect")])
     elif not sources:
         kind = data.get("pairs", "offline").replace("_", "-")
@@ -130,28 +136,24 @@ def given(results: Results, stage: str) -> str:
 
 def _judge(results: Results, path: str) -> str:
     """Return what people call a reward model."""
-    stage = next((name for name in results.stages if name in Path(path).parts), None)
-    if stage is None:
-        return f"reward model {path}"
-    title = results.title(stage)
-    return f"reward model {stage}" if title == stage else title
+    stage, _ = place_of(path, results.stages)
+    if stage in results.stages and results.title(stage) != stage:
+        return results.title(stage)
+    return f"reward model {stage}"
 
 
 def _reward_models(results: Results) -> list[Line]:
-    """Return a line for each reward model: what it was given, and its held-out metrics."""
+    """Return a line for each reward model: what it learned from, and its held-out metrics."""
     lines = []
     for name, stage in results.stages.items():
         if stage["makes"] != "reward_model":
             continue
         summaries = [results.read_json(name, seed, "summary.json") for seed in results.seeds]
-        after = [one.get("after", {}) for one in summaries]
-        line = {"reward model": results.title(name), "given": given(results, name)}
-        for key in dict.fromkeys(key for one in after for key in one):
-            heading = key.removeprefix("eval_").replace("_", " ")
-            line[heading] = over_seeds([one.get(key) for one in after])
+        line = {"reward model": results.title(name), "learned from": learned_from(results, name)}
+        for heading, key in REWARDS.items():
+            line[heading] = over_seeds([one.get("after", {}).get(key) for one in summaries])
         lines.append(line)
-    keys = dict.fromkeys(key for line in lines for key in line)
-    return [{key: line.get(key, "-") for key in keys} for line in lines]
+    return with_content(lines)
 
 
 def _curve(results: Results, stage: str) -> list[Line]:
@@ -175,14 +177,16 @@ def _costs(results: Results) -> list[Line]:
     for name in results.stages:
         line = {"stage": results.title(name)}
         for heading, (file, key, factor, digits) in COSTS.items():
-            found = [results.read_json(name, seed, file).get(key) for seed in results.seeds]
-            values = [None if value is None else value * factor for value in found]
+            values = []
+            for seed in results.seeds:
+                value = results.read_json(name, seed, file).get(key)
+                values.append(None if value is None else value * factor)
             line[heading] = over_seeds(values, digits)
-            if key == "cpu_seconds":
-                total = [a + (b or 0) for a, b in zip(total, values, strict=True)]
+            if heading == "CPU s":
+                total = [before + (value or 0) for before, value in zip(total, values, strict=True)]
         lines.append(line)
     lines.append({key: "-" for key in lines[0]} | {"stage": "all", "CPU s": over_seeds(total, 1)})
-    return lines
+    return with_content(lines)
 
 
 def _settings(results: Results, stage: str) -> dict[str, str]:
@@ -256,14 +260,17 @@ def _preview(content: Any) -> list[Line]:
 
 
 def _flat(value: Any, place: str = "") -> dict[str, str]:
-    """Return the values of nested blocks and lists, as text, by their dotted places."""
+    """Return the values of nested blocks and lists, as text, by where they stand."""
     if isinstance(value, dict):
         items = value.items()
     elif isinstance(value, list):
-        items = enumerate(value)
+        items = enumerate(value, 1)
+    elif value is None:
+        return {place: "-"}
     else:
         return {place: f"{value:.4g}" if isinstance(value, float) else str(value)}
     flat: dict[str, str] = {}
     for key, item in items:
-        flat |= _flat(item, f"{place}.{key}" if place else str(key))
+        name = str(key).replace("_", " ")
+        flat |= _flat(item, f"{place}, {name}" if place else name)
     return flat

@@ -125,7 +125,7 @@ class Results:
             if (name, of_seed) == (stage, seed)
         }
         start = self.config(stage, seed).get("model_name_or_path", "")
-        if _place(start.removesuffix("/model"), self.stages)[0] == self.reference:
+        if place_of(start, self.stages)[0] == self.reference:
             points[0] = self.answers[self.reference, None, seed]
         return [Point(step, points[step]) for step in sorted(points)]
 
@@ -145,13 +145,14 @@ def read_results(folder: str | Path) -> Results:
     content = _load(folder / "pipeline.json", folder)
     stages, asked = content["stages"], content["answers"]
     seeds = list(range(content["seeds"]))
-    reference = _place(asked["reference"], stages)[0]
+    # the pipeline may leave open which model that is; the answers' own file names it
+    numbers = _load(folder / "answers" / f"seed-{seeds[0]}.json", folder)
+    reference = place_of(numbers["reference"], stages)[0]
     answers = {}
     for seed in seeds:
-        path = folder / "answers" / f"seed-{seed}.jsonl"
-        lines = _load(path, folder)
+        lines = _load(folder / "answers" / f"seed-{seed}.jsonl", folder)
         for word in lines[0].keys() - {"prompt"}:
-            place = _place(word, stages)
+            place = place_of(word, stages)
             answers[*place, seed] = _answers([line[word] for line in lines], asked["gold"])
     ends = {stage for stage, step, _ in answers if step is None} | {reference}
     for stage, seed in product(sorted(ends), seeds):
@@ -168,7 +169,8 @@ def _load(path: Path, folder: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".jsonl":
-            return [json.loads(line) for line in text.splitlines() if line]
+            # not `splitlines`, which ends lines at further characters, as a text may have them
+            return [json.loads(line) for line in text.split("\n") if line]
         return json.loads(text)
     except (OSError, ValueError) as error:
         raise InputError(
@@ -177,12 +179,12 @@ def _load(path: Path, folder: Path) -> Any:
         ) from error
 
 
-def _place(word: str, stages: dict[str, Any]) -> tuple[str, int | None]:
-    """Return the stage and step that a model's word (`OUT/STAGE/seed-S/checkpoint-N`) is of.
+def place_of(word: str, stages: dict[str, Any]) -> tuple[str, int | None]:
+    """Return the stage and step of a model, `OUT/STAGE/seed-S` with `/checkpoint-N` or `/model`.
 
     Any other word stands for itself, and has no step.
     """
-    parts = Path(word).parts
+    parts = Path(word.removesuffix("/model")).parts
     step = None
     if parts and parts[-1].startswith("checkpoint-"):
         step = int(parts[-1].removeprefix("checkpoint-"))
@@ -256,7 +258,13 @@ def summary(results: Results) -> list[Line]:
             line[heading] = over_seeds([one[key] for one in by_seed], digits)
         line["AUC of the proxy"] = _auc_cell(by_seed)
         lines.append(line)
-    shown = [key for key in lines[0] if any(line[key] != "-" for line in lines)]
+    return with_content(lines)
+
+
+def with_content(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines of a table with the columns in which some line has something to say."""
+    columns = lines[0] if lines else ()
+    shown = [key for key in columns if any(line[key] != "-" for line in lines)]
     return [{key: line[key] for key in shown} for line in lines]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation import tables
 from rlhf_trl.evaluation.measured import HEADLINES, read_evaluations
-from rlhf_trl.output import numbered, whole_checkpoints
+from rlhf_trl.output import numbered
 from rlhf_trl.pipeline.lineage import Run, is_run, leftovers, runs_in
 from rlhf_trl.pipeline.sizes import readable, size_of
 from rlhf_trl.run.config_types import show
@@ -140,14 +140,11 @@ def _evaluations(run: Run) -> dict[int, dict[str, Any]]:
 
 
 def _curves(run: Run) -> dict[str, dict[int, float]]:
-    """Return, by metric, its values by step: of evaluations, and of the newest log of training."""
+    """Return, by metric, its values by step: of evaluations, and of the log of training."""
     entries = [{"step": step, **end["metrics"]} for step, end in _evaluations(run).items()]
-    log, checkpoints = run.folder / "log.json", whole_checkpoints(run.folder)
-    if log.is_file():
+    log = run.folder / "log.json"
+    if log.is_file():  # it has ended
         entries += json.loads(log.read_text(encoding="utf-8"))
-    elif checkpoints:  # it has not ended
-        state = checkpoints[max(checkpoints)] / "trainer_state.json"
-        entries += json.loads(state.read_text(encoding="utf-8"))["log_history"]
     curves: dict[str, dict[int, float]] = {}
     for entry in entries:
         for key, value in entry.items():

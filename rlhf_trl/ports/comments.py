@@ -40,6 +40,21 @@ def commented(body: str, comment: str) -> str:
     return one_line
 
 
+def launch_line(script: str, output: Any, processes: int = 1, on_cpu: bool = False) -> str:
+    """Return a comment with the command that runs a recipe with the translated config.
+
+    It is one line, however long, to be copied.
+    """
+    if processes > 1:
+        name = "cpu_2proc" if on_cpu else "ddp"
+        options = f" --num_processes {processes}"
+    else:
+        name = "cpu" if on_cpu else "one_gpu"
+        options = ""
+    launch = f"configs/accelerate/{name}.yaml{options}"
+    return f"# accelerate launch --quiet --config_file {launch} {script} --config {output}\n"
+
+
 def as_comment(text: str) -> str:
     """Return lines of a comment; further ones are indented as the first."""
     how = {"break_long_words": False, "break_on_hyphens": False}

@@ -1,6 +1,6 @@
 """A translation field by field: what the config says and means, and what becomes of it here."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,8 @@ def entries_of_book(sheet: Sheet) -> list[Entry]:
     """Return the fields of the book's code, then what it fixes and a recipe has a field for."""
     fields = {name: sheet[name] for name in sheet.table}
     meanings = {name: meaning_of(sheet.kind, name) for name in fields}
-    return entries(fields, meanings, sheet.lines, sheet.left_out, "no field of the book's code")
+    added = "no field of the book's code"
+    return entries(fields, meanings, sheet.lines, sheet.left_out, lambda name: added)
 
 
 def entries(
@@ -52,7 +53,7 @@ def entries(
     meanings: Mapping[str, str],
     lines: Mapping[str, Line],
     left_out: Mapping[str, Note],
-    added: str,
+    added: Callable[[str], str],
 ) -> list[Entry]:
     """Return an entry for each field there, and for each here that is made of none.
 
@@ -61,7 +62,7 @@ def entries(
         meanings: what they mean there.
         lines: the translation, by the names of the fields here; each knows its sources there.
         left_out: why fields have no counterpart, by their names there.
-        added: what to say of a field that only the translation has.
+        added: returns what to say of a field that only the translation has, by its name.
     """
     rows = []
     for name, value in fields.items():
@@ -76,7 +77,7 @@ def entries(
     for to, line in lines.items():
         if not line.sources:
             verdict = DIFFERS if isinstance(line.note, Differs) else SAME
-            rows.append(Entry("", None, added, {to: line.value}, verdict, str(line.note)))
+            rows.append(Entry("", None, added(to), {to: line.value}, verdict, str(line.note)))
     return rows
 
 

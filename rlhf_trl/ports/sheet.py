@@ -9,7 +9,7 @@ from rlhf_trl import algorithms
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.ports.book_fields import CONVERT, DEFAULTS, OF_KIND, OFF, TO, note_of
 from rlhf_trl.ports.book_values import wrong_type, wrong_value
-from rlhf_trl.ports.comments import Line, Note, as_comment, commented
+from rlhf_trl.ports.comments import Line, Note, as_comment, commented, launch_line
 from rlhf_trl.run.stages import stage_of_config
 from rlhf_trl.run.yaml_loader import dump_yaml
 
@@ -133,9 +133,8 @@ class Sheet:
         """Return the YAML."""
         stage = stage_of_config({key: line.value for key, line in self.lines.items()}, self.path)
         parts = [
-            f"# {Path(self.path).name} of the book's published code, for one process:\n"
-            "# accelerate launch --config_file configs/accelerate/one_gpu.yaml "
-            f"{stage.script} --config {self.output}\n"
+            f"# {Path(self.path).name} of the book's published code, for one process:\n",
+            launch_line(stage.script, self.output),
         ]
         for to, line in self.lines.items():
             parts.append(commented(dump_yaml({to: line.value}), self._comment(to, line)))

@@ -1,8 +1,9 @@
 """A config of `trl grpo|rloo|dpo|kto|orpo|reward|sft`, as one for this project's recipes.
 
-The recipe gets what TRL's script would have: the loss by the row whose settings it is, in
-formulation `trl`, and every other field as it stands. What a recipe has otherwise is written out.
-RLOO, whose recipe stands on GRPOTrainer, becomes the row whose update is the same.
+The recipe gets what TRL's script would have: the loss by the row whose settings it is, or by the
+nearest one with the fields that differ, in formulation `trl`; and every other field as it stands.
+What a recipe has otherwise is written out. RLOO, whose recipe stands on GRPOTrainer, becomes the
+row whose update is the same.
 
 A config that a Python script prints (`yaml.dump(args.to_dict())`) has every field of its class:
 `changes_of_printed` takes what the script has set.
@@ -15,25 +16,17 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf_trl.algorithms import LOSS_FIELDS, formulation
+from rlhf_trl.algorithms import LOSS_FIELDS, Formulation, contradicted, formulation, names
 from rlhf_trl.errors import InputError, nearest
-from rlhf_trl.ports.comments import Line, as_comment, commented
+from rlhf_trl.ports.commands import COMMANDS
+from rlhf_trl.ports.comments import Line, as_comment, commented, launch_line
 from rlhf_trl.ports.explain import entries, table
 from rlhf_trl.ports.quantities import Quantity
 from rlhf_trl.run.config_types import RENAMED, fields_of, imported, recipe_defaults
 from rlhf_trl.run.stages import STAGES, Stage
+from rlhf_trl.run.stock_words import check_stock_words
 from rlhf_trl.run.yaml_loader import dump_yaml
 
-# TRL's commands, and the config classes of their trainers.
-COMMANDS = {
-    "grpo": "GRPOConfig",
-    "rloo": "RLOOConfig",
-    "dpo": "DPOConfig",
-    "kto": "KTOConfig",
-    "orpo": "trl.experimental.orpo.ORPOConfig",
-    "reward": "RewardConfig",
-    "sft": "SFTConfig",
-}
 RECIPES = {name: name for name in COMMANDS} | {"rloo": "grpo"}
 # Fields of TRL's scripts, which stand in the block `dataset:` here.
 DATA = {
@@ -81,34 +74,38 @@ class OfTRL:
     def text(self, output: Any = "THIS_FILE") -> str:
         """Return the YAML for a recipe."""
         processes = self.printed.processes if self.printed else 1
-        count, launch = "one process", "configs/accelerate/one_gpu.yaml"
-        if processes > 1:
-            count = f"{processes} processes"
-            launch = f"configs/accelerate/ddp.yaml --num_processes {processes}"
+        count = f"{processes} processes" if processes > 1 else "one process"
         script = STAGES[RECIPES[self.command]].script
         parts = [
             f"# {Path(self.path).name} of `trl {self.command}`, for {count}:\n",
-            f"# accelerate launch --config_file {launch} {script} --config {output}\n",
+            launch_line(script, output, processes, on_cpu=bool(self.values.get("use_cpu"))),
             "# What is not here has TRL's default there and here.\n",
         ]
-        if self.printed and self.printed.hidden:
-            names = ", ".join(self.printed.hidden)
-            parts.append(
-                as_comment(f"Not printed by to_dict(), so add what the script sets: {names}")
-            )
+        parts += [as_comment(sentence) for sentence in self._missing()]
         for to, line in self.lines.items():
             parts.append(commented(dump_yaml({to: line.value}), str(line.note)))
         parts += ["# left out:\n"] * bool(self.left_out)
         parts += [as_comment(f"  {name}: {why}") for name, why in self.left_out.items()]
         return "".join(parts)
 
+    def _missing(self) -> list[str]:
+        """Return what a reader has to add to the translation of a printed config."""
+        sentences = []
+        if self.printed and self.printed.hidden:
+            hidden = ", ".join(self.printed.hidden)
+            sentences.append(f"Not printed by to_dict(), so add what the script sets: {hidden}")
+        if self.printed and "reward_funcs" in self.lines and not self.lines["reward_funcs"].value:
+            sentences.append(
+                "A trainer's config has no reward_funcs, so add what the script hands to its "
+                "trainer, by dotted paths as my_module.my_reward."
+            )
+        return sentences
+
     def explained(self) -> str:
         """Return a table, field by field, and of the examples of a step."""
         fields = _fields(self.command)
         meanings = {name: _help(fields[name]) for name in self.values}
-        rows = entries(
-            self.values, meanings, self.lines, self.left_out, "TRL's default, written out"
-        )
+        rows = entries(self.values, meanings, self.lines, self.left_out, self._added)
         # (type, dataclass field) of each field of TRL's, for the defaults of what a side leaves out
         config = fields_of(imported(COMMANDS[self.command]))
         names = ("per_device_train_batch_size", "gradient_accumulation_steps")
@@ -121,9 +118,16 @@ class OfTRL:
             text += f"\n\n{self.printed.at_default} more fields have TRL's defaults there and here."
         return text
 
+    def _added(self, name: str) -> str:
+        """Say what a field is that only the translation has."""
+        ours = fields_of(STAGES[RECIPES[self.command]].part("config"))
+        if name in _fields(self.command) or name not in ours:
+            return "TRL's default, written out"
+        return f"no field of `trl {self.command}`; here: {_help(ours[name])}"
+
 
 def _help(declared: Any) -> str:
-    """Return the first sentence that TRL's --help has for a field."""
+    """Return the first sentence that --help has for a field, of TRL's or of ours."""
     text = declared[1].metadata.get("help", "") if declared else "of TRL's script"
     return text.split(". ")[0].strip(".") or "TRL's"
 
@@ -139,11 +143,11 @@ def read_trl(path: str | Path, values: Mapping[str, Any], command: str | None) -
         printed = changes_of_printed(path, values, command)
         values = printed.changes
     stage = STAGES[RECIPES[command]]
-    left_out: dict[str, str] = {}  # filled in by `_rloo`: all others carry every field over
+    left_out: dict[str, str] = {}  # filled in by `_rloo` and `_row`
     if command == "rloo":
         lines = _rloo(path, values, stage, left_out)
     else:
-        lines = _row(path, values, stage, command)
+        lines = _row(path, values, stage, command, left_out)
     sources = tuple(name for name in DATA if name in values)
     lines["dataset"] = Line(_data(path, values), "as TRL's script loads it", sources)
     if rewards := values.get("reward_funcs"):
@@ -154,9 +158,10 @@ def read_trl(path: str | Path, values: Mapping[str, Any], command: str | None) -
     if model := values.get("reward_model_name_or_path"):
         of_script = "reward_model_name_or_path"
         lines["reward_model"] = Line(model, of_script, (of_script,))
+    of_no_row = f"not of the row {lines['algorithm'].value}" if "algorithm" in lines else ""
     for name, value in values.items():
         if name not in OF_SCRIPTS and name not in lines and name not in left_out:
-            lines[name] = Line(value, "", (name,))
+            lines[name] = Line(value, of_no_row if name in LOSS_FIELDS else "", (name,))
     # What recipes turn on is turned off, as TRL has none of it: switches by False, others by None.
     # With None, `interleave_labels` keeps the order of the data; its False is an order of its own.
     for name, value in recipe_defaults(stage.part("config")).items():
@@ -208,6 +213,10 @@ def _stock(path: Any, values: Mapping[str, Any], command: str) -> Any:
 
 
 def _shown(value: Any) -> str:
+    if callable(value):  # of a row, which computes it from its parameters
+        return value.__doc__
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -237,7 +246,8 @@ def _command(path: Any, values: Mapping[str, Any], command: str | None) -> str:
         return fitting[0]
     if fitting:
         ways = ", ".join(f"`trl {name}`" for name in fitting)
-        raise InputError(f"{path}: its fields fit {ways}; say which with --command {fitting[0]}.")
+        choices = f"{', '.join(fitting[:-1])} or {fitting[-1]}"
+        raise InputError(f"{path}: its fields fit {ways}; say which with --command {choices}.")
     everywhere = set().union(*known.values())
     unknown = next((name for name in values if name not in everywhere), None)
     if unknown is None:
@@ -253,31 +263,87 @@ def _fields(command: str) -> dict[str, Any]:
     return fields | dict.fromkeys(names)
 
 
-def _row(path: Any, values: Mapping[str, Any], stage: Stage, command: str) -> dict[str, Line]:
-    """Return the fields of the row that TRL's own config amounts to, with all that it reads."""
+def _row(
+    path: Any, values: Mapping[str, Any], stage: Stage, command: str, left_out: dict[str, str]
+) -> dict[str, Line]:
+    """Return the fields of the row that TRL's own config amounts to, with all that it reads.
+
+    Where no row amounts to it, it is the nearest one, with TRL's value of all that the row fixes.
+    """
     if command == "sft":  # one loss, and no row in the table
         return {}
     stock = _stock(path, values, command)
-    resolved = stage.part("config").resolve(stock)
-    if resolved.algorithm is None:
-        raise InputError(
-            f"{path}: no row of the table has these loss fields, and recipes train rows; train it "
-            f"in Python, where {stage.trainer_name} takes TRL's config as it is "
-            "(recipes/library.md)."
-        )
-    row = formulation(resolved.algorithm, "trl")
-    settings = tuple(name for name in row.settings if name in values)
-    lines = {
-        "algorithm": Line(resolved.algorithm, "the row whose settings these are", settings),
-        "formulation": Line("trl", "TRL's own loss; chapter: the book's equation"),
-    }
+    if "use_bias_correction_kl" in values and not stock.beta:
+        left_out["use_bias_correction_kl"] = "decides nothing while beta is 0"
+    written = {name: value for name, value in values.items() if name not in left_out}
+    try:
+        check_stock_words(stock)
+        algorithm = _nearest_row(stage, stock)
+        row = formulation(algorithm, "trl")
+        lines = _read(row, stock, written)
+        row.parameters({n: line.value for n, line in lines.items() if line.value is not None})
+        return {**_named(algorithm, stock, written), **lines}
+    except InputError as error:
+        raise InputError(f"{path}: {str(error).removesuffix('.')}.") from error
+
+
+def _nearest_row(stage: Stage, stock: Any) -> str:
+    """Return the row of a stage that fixes the fewest fields otherwise than a config of TRL's.
+
+    Of several, it is one with the config's `loss_type`, else the first.
+    """
+
+    def distance(name: str) -> tuple[int, bool]:
+        apart = contradicted(formulation(name, "trl"), vars(stock))
+        return len(apart), "loss_type" in apart
+
+    rows = names(stage.family, "trl")
+    return min((n for n in rows if formulation(n, "trl").trainer == stage.stock), key=distance)
+
+
+def _named(algorithm: str, stock: Any, values: Mapping[str, Any]) -> dict[str, Line]:
+    """Return the name of a row, and what TRL's config writes of the fields that the row fixes.
+
+    Where it has one otherwise, all are returned: they tell the recipe that no other row is nearer.
+    """
+    row = formulation(algorithm, "trl")
+    apart = contradicted(row, vars(stock))
+    why, whose = "the row whose settings these are", "TRL's own loss; chapter: the book's equation"
+    if apart:
+        why, whose = f"the nearest row; not its own: {', '.join(apart)}", "TRL's own loss"
+    sources = tuple(name for name in row.settings if name in values)
+    lines = {"algorithm": Line(algorithm, why, sources), "formulation": Line("trl", whose)}
+    for name in row.settings if apart else sources:
+        if name == "use_bias_correction_kl" and not stock.beta:
+            continue
+        # as TRL has it, which makes words of true and false; but a word stays one, not a list
+        is_word = isinstance(values.get(name), str)
+        value = values[name] if is_word else getattr(stock, name)
+        notes = [f"{algorithm} has {_shown(row.settings[name])}"] if name in apart else []
+        notes += [] if name in values else ["TRL's default"]
+        lines[name] = Line(value, "; ".join(notes), (name,) if name in values else ())
+    return lines
+
+
+def _read(row: Formulation, stock: Any, values: Mapping[str, Any]) -> dict[str, Line]:
+    """Return what a row reads, as TRL's config has it.
+
+    Raises:
+        InputError: a bound is one that the row cannot have.
+    """
+    lines = {}
     for name in row.reads:
         value = getattr(stock, name)
+        note = "" if name in values else "TRL's default"
         if name == "epsilon_high" and value is None:
             value = stock.epsilon  # as TRL does
-        offset = row.trl_offset.get(name, 0)
-        note = "" if name in values else "TRL's default"
-        if offset:
+        if offset := row.trl_offset.get(name, 0):
+            if value < offset:
+                raise InputError(
+                    f"{name} is {value}, for TRL an upper bound of the ratio itself, and the row "
+                    f"{row.label} has none below {offset:g}; raise it, or train it in Python, with "
+                    "this config of TRL (recipes/library.md)."
+                )
             note = f"TRL's {value}, less {offset:g}: an upper bound of 1 + this"
             value -= offset
         lines[name] = Line(value, note, (name,) if name in values else ())

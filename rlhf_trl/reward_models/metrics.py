@@ -123,7 +123,7 @@ def ranking_metrics(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dic
     share_right = []  # of each prompt
     pairwise = []  # the accuracy, of each prompt that has both
     for places in prompts:
-        is_best = scores[places] == scores[places].max()
+        is_best = scores[places] == scores[places].max()  # several where they share it
         best_is_right.append(labels[places][is_best].mean())
         share_right.append(labels[places].mean())
         if 0 < share_right[-1] < 1:
@@ -175,7 +175,7 @@ def ranking_by_budget(
         _, level, counts = np.unique(scores[places], return_inverse=True, return_counts=True)
         share_right = np.bincount(level, labels[places]) / counts  # m_k
         up_to_level = [0, *np.cumsum(counts)]  # c_0 = 0, c_1, ..., N
-        subsets = [math.comb(int(c), n) for c in up_to_level]
+        subsets = [math.comb(int(c), n) for c in up_to_level]  # C(c_0, n) = 0, ..., C(N, n)
         return sum(
             (subsets[k + 1] - subsets[k]) / subsets[-1] * share
             for k, share in enumerate(share_right)
@@ -305,6 +305,7 @@ def step_metrics(
     true_errors = [first_bad(trace) for trace in truths]
     hits = [guess == true for guess, true in zip(guessed_errors, true_errors, strict=True)]
     metrics["first_error"] = sum(hits) / len(hits)
+    # the best constant guess is the most frequent place, where None is a place, too
     metrics["first_error_trivial"] = max(Counter(true_errors).values()) / len(true_errors)
     return metrics
 

@@ -170,7 +170,8 @@ class Reader:
             batch: texts that it reads at once.
             device: where it is.
         """
-        config = getattr(model, "module", model).config.get_text_config()
+        unwrapped = getattr(model, "module", model)  # without the wrapper of several processes
+        config = unwrapped.config.get_text_config()
         finds_no_end = not self.per_token and config.pad_token_id is None
         logits_of_texts = []
         for first in range(0, len(texts), batch):

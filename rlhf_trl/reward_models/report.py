@@ -208,7 +208,10 @@ def _confusion(axis: Any, guess: np.ndarray, true: np.ndarray) -> None:
 
 
 def _first_error(axis: Any, steps: tuple[Sequence[Any], Sequence[Any]], share: float) -> None:
-    """Draw where the first bad step is: how many traces, and in how many of them it is found."""
+    """Draw where the first bad step is: how many traces, and in how many of them it is found.
+
+    `steps` are the predicted and the true classes of each trace; it is found in a `share` of all.
+    """
     predicted, true = steps
     traces_with_steps = [pair for pair in zip(predicted, true, strict=True) if len(pair[1])]
     predicted_places = [metrics.first_bad(classes) for classes, _ in traces_with_steps]

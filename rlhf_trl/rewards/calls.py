@@ -31,7 +31,7 @@ class TimeIsUp(BaseException):
 class Call:
     """One call of a reward function, while it goes on."""
 
-    entry: dict[str, Any]  # for the watcher: number, deadline and so on (see `Calls.begin`)
+    entry: dict[str, Any]  # for the watcher: number, deadline and so on (see `Calls._entry`)
     batch: dict[str, Any]  # prompts and completions
     is_coroutine: bool
     is_late: bool = False
@@ -47,6 +47,10 @@ class Calls:
     """
 
     def __init__(self, args: Any, limit: float):
+        """Open the file and replace what a function must not reach; `close` undoes it all.
+
+        `args` are those of the run, and `limit` is in seconds; 0: none.
+        """
         self._process = os.getpid()
         self._before = Surroundings()  # as they were before all the calls that go on
         self._folder, self._rank = Path(args.output_dir), args.process_index
@@ -85,15 +89,35 @@ class Calls:
         self._path.unlink(missing_ok=True)
 
     def begin(self, name: str, sample: dict[str, Any], is_coroutine: bool) -> Call:
-        """Take note of a call, and have the watcher time it."""
-        state = sample.get("trainer_state")
+        """Take note of a call, and have the watcher time it.
+
+        Args:
+            name: of the reward function.
+            sample: the arguments of the call.
+            is_coroutine: whether it runs in another thread.
+        """
+        self._count += 1
+        entry = self._entry(name, sample.get("trainer_state"))
+        batch = {key: plain(sample.get(key)) for key in ("prompts", "completions")}
+        if not self._current:  # the first of calls that go on at once, which are compared together
+            self._before = Surroundings()
+        self._current[self._count] = call = Call(entry, batch, is_coroutine)
+        self._write()
+        if self._watcher is None or self._watcher.poll() is not None:  # there is none, or no longer
+            # without the user's settings and packages (-I, -S), so that it starts at once
+            command = [sys.executable, "-I", "-S", watcher.__file__, str(self._process), self._path]
+            # the end of this pipe tells it that this process has ended
+            self._watcher = subprocess.Popen(command, stdin=subprocess.PIPE)
+        return call
+
+    def _entry(self, name: str, state: Any) -> dict[str, Any]:
+        """Return what the watcher reads of a call; `state` is the trainer's, or None."""
         about = {"function": name, "rank": self._rank}
         about |= {} if state is None else {"step": state.global_step}
         step = f"step-{about['step']}-" if "step" in about else ""
         batch_file = f"{self._folder}/reward-batch-{step}rank-{self._rank}.json"
         place = described(about)
-        self._count += 1
-        entry = {
+        return {
             "number": self._count,
             "about": about,
             "batch_file": batch_file,
@@ -106,16 +130,6 @@ class Calls:
             "if_dead": f"the process ended inside reward function {name!r}{place}; its batch is in "
             f"{batch_file}; fix it, then --resume_from_checkpoint auto goes on.",
         }
-        batch = {key: plain(sample.get(key)) for key in ("prompts", "completions")}
-        if not self._current:  # the first of calls that go on at once, which are compared together
-            self._before = Surroundings()
-        self._current[self._count] = call = Call(entry, batch, is_coroutine)
-        self._write()
-        if self._watcher is None or self._watcher.poll() is not None:  # there is none, or no longer
-            # without the user's settings and packages (-I, -S), so that it starts at once
-            command = [sys.executable, "-I", "-S", watcher.__file__, str(self._process), self._path]
-            self._watcher = subprocess.Popen(command, stdin=subprocess.PIPE)
-        return call
 
     def end(self, call: Call) -> None:
         """Take note that a call has ended; after the last one, bring back what has changed."""

@@ -20,37 +20,13 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
     """
     is_coroutine = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
-    @contextmanager
-    def named(sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the arguments for a call; what it raises becomes an error with the function's name.
-
-        `sample` are the arguments as TRL gives them.
-        """
-        from rlhf_trl.rewards.calls import in_call
-
-        try:
-            with in_call(name, sample, is_coroutine) as arguments:
-                yield arguments
-        except InputError:  # of `in_call`, or the function's own: says itself what to do
-            raise
-        except Exception as error:
-            from rlhf_trl.rewards.faults import culprit_in_time, place_of, where
-
-            # a coroutine cannot be called anew here
-            at_fault = None if is_coroutine else culprit_in_time(function, name, sample, error)
-            raise InputError(
-                f"reward function {name!r} raised {type(error).__name__}: {error}"
-                f"{place_of(error)} {where(sample, at_fault)}; fix it, or return None where it "
-                "does not apply."
-            ) from error
-
     async def waiting(**kwargs: Any) -> list[float | None]:
-        with named(kwargs) as arguments:
+        with _naming_errors(function, name, kwargs, is_coroutine) as arguments:
             rewards = await function(**arguments)
         return _validated(rewards, name, kwargs)
 
     def wrapper(**kwargs: Any) -> list[float | None]:
-        with named(kwargs) as arguments:
+        with _naming_errors(function, name, kwargs, is_coroutine) as arguments:
             rewards = function(**arguments)
         return _validated(rewards, name, kwargs)
 
@@ -58,6 +34,37 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
     # TRL logs it by this: without the module of a dotted path
     wrapped.__name__ = name.rpartition(".")[2]
     return wrapped
+
+
+@contextmanager
+def _naming_errors(
+    function: RewardFunc, name: str, sample: dict[str, Any], is_coroutine: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the arguments for a call in the block; what it raises becomes an `InputError`.
+
+    Args:
+        function: the reward function.
+        name: its name in the config.
+        sample: the arguments as TRL gives them, of which the function gets copies.
+        is_coroutine: whether the function is one.
+    """
+    from rlhf_trl.rewards.calls import in_call
+
+    try:
+        with in_call(name, sample, is_coroutine) as arguments:
+            yield arguments
+    except InputError:  # of `in_call`, or the function's own: says itself what to do
+        raise
+    except Exception as error:
+        from rlhf_trl.rewards.faults import culprit_in_time, place_of, where
+
+        # a coroutine cannot be called anew here
+        at_fault = None if is_coroutine else culprit_in_time(function, name, sample, error)
+        raise InputError(
+            f"reward function {name!r} raised {type(error).__name__}: {error}"
+            f"{place_of(error)} {where(sample, at_fault)}; fix it, or return None where it "
+            "does not apply."
+        ) from error
 
 
 def _validated(rewards: Any, name: str, sample: dict[str, Any]) -> list[float | None]:

@@ -73,12 +73,12 @@ def culprit(function: RewardFunc, sample: dict[str, Any], error: Exception) -> i
             return (type(other), str(other)) == (type(error), str(error))
         return False
 
-    suspects = [place for place in range(count) if raises([place])]
+    suspects = [place for place in range(count) if raises([place])]  # for each one alone
     others = [place for place in range(count) if place not in suspects]
     if not others:  # all raise alone, as they would where the function raises for any batch
         return None
     for place in suspects:
-        if raises(sorted([place, *others])):
+        if raises(sorted([place, *others])):  # among completions that are not to blame
             return place
     return None
 

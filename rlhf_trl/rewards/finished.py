@@ -23,7 +23,7 @@ def with_finished(
         return function
 
     @wraps(function)
-    def wrapper(**columns: Any) -> Any:
+    def wrapper(**columns: Any) -> Any:  # columns come last, so that one of the name replaces it
         return function(**{**dict.fromkeys(names, finished()), **columns})
 
     @wraps(function)

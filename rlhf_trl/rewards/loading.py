@@ -1,8 +1,5 @@
 """Reward functions by name or dotted path, as `reward_funcs` names them."""
 
-import importlib
-import os
-import sys
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -37,8 +34,15 @@ def load_rewards(
     if not names:
         raise InputError(f"reward_funcs is empty; name at least one of {', '.join(known)}.")
     present = [c for c in (columns if tasks is None else tasks.train[0]) if c != "prompt"]
-    functions = [_built_in(name, tasks, present) or _by_path(name, known) for name in names]
-    return [checked(function, name) for function, name in zip(functions, names, strict=True)]
+    functions = []
+    for name in names:
+        function = _built_in(name, tasks, present)
+        if function is None:
+            from rlhf_trl.rewards.by_path import import_reward
+
+            function = import_reward(name, known)
+        functions.append(checked(function, name))
+    return functions
 
 
 def answer_columns(own: Any) -> list[str]:
@@ -102,26 +106,9 @@ def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFu
 
     `columns` are those that reward functions get: all of the data set but the prompt.
     """
-    base, colon, column = name.partition(":")
+    base, colon, _ = name.partition(":")
     if base in VERIFIERS:
-        column = column if colon else ANSWER
-        if column not in columns:
-            raise InputError(
-                f"reward_funcs: {name!r} reads the column {column!r}{nearest(column, columns)}, "
-                f"and rewards get {', '.join(columns)}; write {base}:COLUMN."
-            )
-        if base == "math" and find_spec("math_verify") is None:
-            raise InputError(
-                "reward_funcs: math needs the extra math, which is not installed; run "
-                "scripts/setup.sh math, or pip install 'rlhf_trl[math]'."
-            )
-        verifier = VERIFIERS[base]
-
-        def compared(completions: list[Any], **sample: Any) -> list[float | None]:
-            """Hand the column to the verifier as `answer`, whatever it is called."""
-            return verifier(completions, **{**sample, ANSWER: sample[column]})
-
-        return compared
+        return _comparison(name, columns)
     if base not in ("format", "gym_score"):
         return None
     if colon:
@@ -136,25 +123,24 @@ def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFu
     return gym_score(tasks)
 
 
-def _by_path(name: str, built_in: Sequence[str]) -> RewardFunc:
-    """Import a reward function by its dotted path; the `built_in` names are for the error."""
-    module, _, attribute = name.rpartition(".")
-    if not module:
+def _comparison(name: str, columns: list[str]) -> RewardFunc:
+    """Return the verifier that `name` begins with, made to read the column that stands in it."""
+    base, colon, column = name.partition(":")
+    column = column if colon else ANSWER
+    if column not in columns:
         raise InputError(
-            f"reward_funcs: {name!r} is not a reward{nearest(name, built_in)}; write one of "
-            f"{', '.join(built_in)} or the dotted path of your own function."
+            f"reward_funcs: {name!r} reads the column {column!r}{nearest(column, columns)}, "
+            f"and rewards get {', '.join(columns)}; write {base}:COLUMN."
         )
-    if os.getcwd() not in sys.path:  # as with `python -m`, but not with an installed command
-        sys.path.insert(0, os.getcwd())
-    try:
-        function = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # the user's module may raise anything
-        from rlhf_trl.rewards.faults import place_of
-
+    if base == "math" and find_spec("math_verify") is None:
         raise InputError(
-            f"reward_funcs: {name!r} cannot be imported from here ({type(error).__name__}: "
-            f"{error}{place_of(error)}); write package.module.function, as Python would find it."
-        ) from error
-    if not callable(function):
-        raise InputError(f"reward_funcs: {name!r} is not callable; name a function.")
-    return function
+            "reward_funcs: math needs the extra math, which is not installed; run "
+            "scripts/setup.sh math, or pip install 'rlhf_trl[math]'."
+        )
+    verifier = VERIFIERS[base]
+
+    def compared(completions: list[Any], **sample: Any) -> list[float | None]:
+        """Hand the column to the verifier as `answer`, whatever it is called."""
+        return verifier(completions, **{**sample, ANSWER: sample[column]})
+
+    return compared

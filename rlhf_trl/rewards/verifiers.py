@@ -50,19 +50,14 @@ def _verifier(
             prompts: list[Any] | None = None,
             **_: Any,
         ) -> list[float | None]:
+            # TRL hands over the columns of a batch by their names, and awaits a reward for each row
             rewards: list[float | None] = []
             tasks = task or [""] * len(completions)  # a file need not have this column
             for place, (completion, cell) in enumerate(zip(completions, answer, strict=True)):
                 if cell is None:
                     rewards.append(None)
                     continue
-                try:
-                    right = read(answer_text(cell))
-                except NotRead as error:
-                    raise InputError(
-                        f"reward function {name!r}: the right answer "
-                        f"{quoted_answer(cell, prompts and prompts[place])} {error}"
-                    ) from error
+                right = _read_right(name, read, cell, prompts and prompts[place])
                 rewards.append(float(is_right(completion_text(completion), right, tasks[place])))
             return rewards
 
@@ -72,6 +67,19 @@ def _verifier(
         return reward
 
     return reward_of
+
+
+def _read_right(name: str, read: Callable[[str], Any], cell: Any, prompt: Any) -> Any:
+    """Return what `read` makes of a right answer; refuse one that the reward called `name` cannot.
+
+    `cell` is the answer, and `prompt` its prompt or None, for the error.
+    """
+    try:
+        return read(answer_text(cell))
+    except NotRead as error:
+        raise InputError(
+            f"reward function {name!r}: the right answer {quoted_answer(cell, prompt)} {error}"
+        ) from error
 
 
 def quoted_answer(answer: Any, prompt: Any) -> str:

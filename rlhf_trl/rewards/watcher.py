@@ -37,7 +37,7 @@ def watch(parent: int, file: int, ended: threading.Event) -> None:
                 interrupted.add(call["number"])
                 write_batch(call, file)
                 os.kill(parent, signal.SIGUSR2)
-            if late > call["grace"]:  # the signal did not end the call
+            if late > call["grace"]:  # still there: the signal did not end it
                 sentence = f"{call['if_late']} --resume_from_checkpoint auto goes on."
                 try:
                     tell(sentence, os.environ.get("TORCHELASTIC_ERROR_FILE"))

@@ -83,13 +83,12 @@ def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if limit is None:
         return
-    room = limit - args.max_completion_length
+    room = limit - args.max_completion_length  # tokens that a prompt may have
     template = getattr(args, "chat_template_kwargs", None)
     longest, longest_text = 0, ""
     hide_bar = len(rows) < 50_000
-    for batch in tqdm(
-        _batches(rows), "lengths of prompts", -(-len(rows) // 1000), disable=hide_bar
-    ):
+    batch_count = -(-len(rows) // 1000)  # rounded up
+    for batch in tqdm(_batches(rows), "lengths of prompts", batch_count, disable=hide_bar):
         texts = prompt_texts(tokenizer, batch, template)
         # a token has at least one byte, so a text of few bytes fits and need not be tokenized
         texts = [text for text in texts if len(text.encode()) > room]

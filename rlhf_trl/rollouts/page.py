@@ -62,7 +62,7 @@ def _dump(value: Any) -> str:
 
 
 def _read(connection: sqlite3.Connection, limit: float) -> dict[str, Any]:
-    """Return prompts and splits, which share `limit` bytes.
+    """Return the prompts, their right answers, and the splits, which share `limit` bytes.
 
     The smallest split comes first; what it leaves of its share goes to the larger ones.
     """
@@ -70,10 +70,10 @@ def _read(connection: sqlite3.Connection, limit: float) -> dict[str, Any]:
         f"SELECT split, SUM(LENGTH(CAST(completion AS BLOB)) + {ROW}) FROM rollouts GROUP BY split"
     ).fetchall()
     sizes.sort(key=itemgetter(1))
-    prompts: dict[int, int] = {}  # their places in the page
+    prompts: dict[int, int] = {}  # by id, the places in the page; each split adds its own
     splits = {}
     for place, (split, size) in enumerate(sizes):
-        share = max(limit, 1) / (len(sizes) - place)
+        share = max(limit, 1) / (len(sizes) - place)  # an equal part of what is left
         splits[split] = _read_split(connection, split, size / share, prompts)
         limit -= min(size, share)
     texts = dict(connection.execute("SELECT id, prompt FROM prompts"))
@@ -109,7 +109,7 @@ def _read_split(
     of_split = "FROM rollouts WHERE split = ?"
     names = _names(connection, split)
     reward_means = "".join("AVG(json_extract(rewards, ?)), " for _ in names)
-    curves = connection.execute(
+    curves = connection.execute(  # a row of means for each generation
         f"SELECT generation, step, AVG(reward), {reward_means}AVG(finished), AVG(tokens) "
         f"{of_split} GROUP BY generation",
         (*(f"$.{json.dumps(name)}" for name in names), split),
@@ -119,11 +119,7 @@ def _read_split(
         f"SELECT prompt_id, (SELECT MAX(group_id) + 1 {of_split}) {of_split} ORDER BY generation",
         (split, split),
     ).fetchone()
-    # One generation in `every` is shown, and of it one prompt in `prompt_every`. Generations are
-    # left out first, while more than GENERATIONS are there, and then prompts; but where fewer than
-    # two prompts of a generation would stay, further generations go instead.
-    every = max(1, min(ceil(excess), len(curves) // GENERATIONS), ceil(2 * excess / groups))
-    prompt_every = max(1, ceil(excess / every))
+    every, prompt_every = _intervals(excess, len(curves), groups)
     shown = []
     # The last generation is always looked at. Ids of prompts are hashes, so those with the
     # remainder of `first_prompt` are an even choice, of which the first generation has one.
@@ -142,6 +138,23 @@ def _read_split(
         "shown": shown,
         "left_out": [every, prompt_every],
     }
+
+
+def _intervals(excess: float, generations: int, groups: int) -> tuple[int, int]:
+    """Return that one in so many generations is shown, and of it one in so many prompts.
+
+    Generations are left out first, while more than GENERATIONS stay, and then prompts. But where
+    fewer than two prompts of a generation would stay, further generations go instead.
+
+    Args:
+        excess: the size of all samples, divided by that which there is room for.
+        generations: how many there are.
+        groups: prompts of a generation.
+    """
+    keeping_generations = min(ceil(excess), generations // GENERATIONS)
+    keeping_two_prompts = ceil(2 * excess / groups)
+    every = max(1, keeping_generations, keeping_two_prompts)
+    return every, max(1, ceil(excess / every))
 
 
 def _sample(row: tuple[Any, ...], names: list[str], prompts: dict[int, int]) -> list[Any]:

@@ -82,9 +82,10 @@ def kept_samples(
     path = Path(args.output_dir) / f"samples-{side}.jsonl"
     longest = args.max_completion_length
     name = model.model_name_or_path
-    origin = {"sampled_from": name, "max_completion_length": longest}
+    origin = {"sampled_from": name, "max_completion_length": longest}  # in each line of the file
 
     def make() -> list[Any]:
+        """Sample, and return the lines of the file."""
         answers = sample_completions(model, args, rows, count, seed, Sampling())
         outcomes = [
             _outcome(row, completion)
@@ -96,19 +97,27 @@ def kept_samples(
         return [{**outcome, **origin} for outcome in outcomes]
 
     expected = [(row["question"], origin) for row in rows for _ in range(count)]
-    outcomes, present = kept(path, make), []
-    try:
-        for outcome in outcomes:
-            origin_in_file = {key: outcome.pop(key) for key in origin}
-            present.append((outcome["question"], origin_in_file))
-    except (KeyError, TypeError, AttributeError):  # lines that `make` has not written
-        present = None
-    if present != expected:
+    outcomes = kept(path, make)
+    if _take_origins(outcomes, [*origin]) != expected:
         raise InputError(
             f"output_dir: {path} does not hold {count} answers to each of the {len(rows)} {side} "
             f"questions, of at most {longest} tokens and by {name}; go elsewhere with --output_dir."
         )
     return outcomes
+
+
+def _take_origins(outcomes: list[Any], keys: list[str]) -> list[tuple[Any, Any]] | None:
+    """Take the origin, with these keys, out of each line; return questions and origins in pairs.
+
+    Lines that no run has written, such as those of another kind of file, are None.
+    """
+    try:
+        origins = [{key: outcome.pop(key) for key in keys} for outcome in outcomes]
+        return [
+            (outcome["question"], origin) for outcome, origin in zip(outcomes, origins, strict=True)
+        ]
+    except (KeyError, TypeError, AttributeError):
+        return None
 
 
 def _record_samples(
@@ -125,10 +134,12 @@ def _record_samples(
     samples = []
     for row, completions in zip(rows, answers, strict=True):
         for text, finished, ids in completions:
-            samples.append((row["prompt"], text, len(ids), finished, None))
+            advantage = None  # these are rolled out for no update
+            samples.append((row["prompt"], text, len(ids), finished, advantage))
     store = Store(folder, record, {}, right_answers)  # the facts of the run come when it trains
     is_right = {"exact_match": [outcome["label"] for outcome in outcomes]}
-    store.write(f"data-{side}", 0, (0, 0.0), samples, is_right, size=count)
+    step_and_epoch = (0, 0.0)  # before training
+    store.write(f"data-{side}", 0, step_and_epoch, samples, is_right, size=count)
     store.flush()
     store.close()
 
@@ -158,7 +169,7 @@ def sample_completions(
     policy = load_policy(model, args)
 
     def answer(batch: list[dict[str, Any]], first: int) -> list[list[Completion]]:
-        if dealt:
+        if dealt:  # by the place of the batch, which any process may have
             torch.manual_seed(seed + first)
         answers = generate(
             policy,
@@ -187,7 +198,7 @@ def in_batches(
     size = max(1, args.per_device_eval_batch_size // count)
     starts = range(0, len(rows), size)
     if dealt:
-        starts = starts[args.process_index :: args.world_size]
+        starts = starts[args.process_index :: args.world_size]  # one in so many
     by_place: list[tuple[int, Any]] = []
     for start in starts:
         places = range(start, min(start + size, len(rows)))

@@ -98,6 +98,7 @@ class Store:
 
         def job(connection: sqlite3.Connection) -> None:
             """Insert the samples, in the thread that holds the connection."""
+            # of evaluations all are kept, until nothing more is (an interval of 0)
             if not self._interval or (split.startswith("train") and generation % self._interval):
                 return
             prompts: dict[int, str] = {}
@@ -187,17 +188,8 @@ class Store:
 
         WAL lets readers in while a run writes, but needs memory that network mounts do not share.
         """
-        import psutil
-
         connection = sqlite3.connect(self.path, timeout=60)
-        file_systems = {
-            Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)
-        }
-        folders = self.path.resolve().parents  # from the nearest one up, to the first mount point
-        file_system = next(
-            (file_systems[folder] for folder in folders if folder in file_systems), ""
-        )
-        journal = "DELETE" if file_system.startswith(REMOTE) else "WAL"
+        journal = "DELETE" if _file_system(self.path).startswith(REMOTE) else "WAL"
         connection.executescript(f"PRAGMA journal_mode = {journal}; PRAGMA synchronous = NORMAL")
         with connection:
             connection.executescript(SCHEMA)
@@ -217,8 +209,10 @@ class Store:
         which factor generations have become rarer.
         """
         # what is deleted leaves free pages in the file, which are used again and do not count
-        used_bytes = "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, "
-        used_bytes += "pragma_freelist_count, pragma_page_size"
+        used_bytes = (
+            "SELECT (page_count - freelist_count) * page_size "
+            "FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+        )
         cap = self._config.cap * 1e9
         while self._interval and connection.execute(used_bytes).fetchone()[0] > cap:
             self._interval *= 2
@@ -230,6 +224,17 @@ class Store:
             if self._interval:
                 kept = f"1 in {self._interval} generations of training"
             print(f"{self.path} has reached {self._config.cap} GB: it keeps {kept}", flush=True)
+
+
+def _file_system(path: Path) -> str:
+    """Return the type of the file system that a file lies on, such as "ext4"; "": unknown."""
+    import psutil
+
+    types = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    for folder in path.resolve().parents:  # from the nearest one up, to the first mount point
+        if folder in types:
+            return types[folder]
+    return ""
 
 
 def right_answers(*sides: Any) -> Iterator[tuple[Any, str]]:

@@ -7,6 +7,7 @@ from string import ascii_letters, digits
 from typing import Any, NamedTuple
 
 from rlhf_trl.data.answers import completion_text
+from rlhf_trl.data.examples import Examples
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.side_by_side import Policy
 from rlhf_trl.models import EMBEDDED
@@ -50,14 +51,11 @@ class Chat:
         reward_model: str | None = None,
         history: bool | None = None,
     ):
+        """Load the models; `temperature` and `reward_model` are those of the command's options."""
         named_models = [named(word) for word in models]
         named_judge = named(reward_model, reward_model=True) if reward_model else None
-        run_config = config_of(named_models, config)
-        if run_config:
-            loaded, data = load_run(run_config, words)
-        else:  # no model is of a run: the embedded model's config, with settings for any model
-            embedded_config = config_of([named(EMBEDDED)], None)
-            loaded, data = load_run(embedded_config, [*PLAIN.split(), *words])
+        run_config = config_of(named_models, config)  # a path; None where no model is of a run
+        loaded, data = _load(run_config, words)
         self.messages = data.conversational
         self.policies = [model.load(loaded, self.messages) for model in named_models]
         if named_judge:
@@ -66,7 +64,7 @@ class Chat:
                 score = load_reward_model(named_judge.path, tokenizer, loaded.trl)
                 policy.scorers = {"score": score}
         self.sampled = _sampling_of(loaded, temperature)
-        # what is typed has no row: it gets the template arguments of the first one
+        # what is typed is in no row of the data: it gets the template arguments of the first one
         if run_config and "chat_template_kwargs" in data.train.column_names:
             for policy in self.policies:
                 policy.columns = {"chat_template_kwargs": data.train[0]["chat_template_kwargs"]}
@@ -83,11 +81,11 @@ class Chat:
     ) -> Iterator[Answer]:
         """Yield each policy's greedy and sampled answer.
 
-        `streamer` takes a policy and how it answers, greedy or sampled; it returns what gets the
-        tokens as they come.
+        `streamer` takes a policy and how it answers, "greedy" or "sampled"; it returns a streamer
+        of transformers, which gets the tokens as they come.
         """
         start, end = self.frame
-        is_framed = bool(start) and text.startswith(start)  # a whole question was typed
+        is_framed = bool(start) and text.startswith(start)  # then a whole question was typed
         question = text if is_framed else f"{start}{text}{end}"
         for policy in self.policies:
             turns = [*self.turns.get(policy.name, []), {"role": "user", "content": question}]
@@ -105,6 +103,14 @@ class Chat:
                     self.turns[policy.name] = [*turns, {"role": "assistant", "content": reply.text}]
                 score = scores["score"][0] if "score" in scores else None
                 yield Answer(policy.name, method, reply.text, score)
+
+
+def _load(run_config: str | None, words: Sequence[str]) -> tuple[Loaded, Examples]:
+    """Load a run's config and data; without a run, those of the embedded model, for any model."""
+    if run_config:
+        return load_run(run_config, words)
+    embedded_config = config_of([named(EMBEDDED)], None)
+    return load_run(embedded_config, [*PLAIN.split(), *words])
 
 
 def _sampling_of(loaded: Loaded, temperature: float | None) -> Sampling:
@@ -170,6 +176,7 @@ def talk(chat: Chat) -> None:
     width = max(len(policy.name) for policy in chat.policies)
 
     def streamer(policy: Policy, method: str) -> TextStreamer:
+        """Begin a line with who answers; return what prints the answer behind it."""
         print(f"{policy.name:{width}}  {method:7}  ", end="", flush=True)
         return TextStreamer(policy.processing_class, skip_prompt=True, skip_special_tokens=True)
 

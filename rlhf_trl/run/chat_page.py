@@ -29,16 +29,18 @@ class _Stream(TextStreamer):
 
 
 def turn(chat: Chat, text: str) -> Iterator[dict[str, list[str]]]:
-    """Yield the answers of each policy as far as they are written; closed, it stops the writing.
+    """Yield the answers of each policy, by its name, as far as they are written.
 
     A thread of its own lets the policies answer. It puts True into a queue whenever the page has
-    something new to show, and False once it has ended.
+    something new to show, and False once it has ended. When the page goes, this generator is
+    closed, which stops the writing.
     """
     answers: dict[str, list[str]] = {policy.name: [] for policy in chat.policies}
     updates = SimpleQueue[bool]()
     page_closed = Event()
 
     def begin_answer(policy: Policy, method: str) -> TextStreamer:
+        """Add an empty answer; return what extends it while the model writes."""
         texts = answers[policy.name]
         texts.append("")
 
@@ -52,6 +54,7 @@ def turn(chat: Chat, text: str) -> Iterator[dict[str, list[str]]]:
         return _Stream(policy.processing_class, extend)
 
     def answer_all() -> None:
+        """Let all policies answer, in the thread; whole answers get their method and score."""
         for answer in chat.ask(text, begin_answer):
             score = "" if answer.score is None else f", score {answer.score:.4f}"
             answers[answer.policy][-1] = f"{answer.text}\n({answer.method}{score})"
@@ -92,7 +95,7 @@ def serve(*models_and_options: Any, **options: Any) -> None:
     ) -> Iterator[list[Any]]:
         """Yield what the page then holds: an empty text box, the turns, each column's messages.
 
-        The arguments are the values of `inputs`, the columns' messages last.
+        The arguments are the values of what `_page` calls inputs, the columns' messages last.
         """
         chat.sampled = chat.sampled._replace(temperature=temperature)
         chat.system = system
@@ -100,7 +103,7 @@ def serve(*models_and_options: Any, **options: Any) -> None:
         for policy in chat.policies:
             policy.max_completion_length = length  # for its answers
             policy.args.max_completion_length = length  # for the check that they fit the context
-        yield ["", turns, *columns]
+        yield ["", turns, *columns]  # empties the text box at once
         if not text.strip():
             return
         with_question = [[*messages, message("user", text)] for messages in columns]
@@ -110,6 +113,31 @@ def serve(*models_and_options: Any, **options: Any) -> None:
                 with_answers.append(messages + [message("assistant", text) for text in texts])
             yield ["", chat.turns, *with_answers]
 
+    page = _page(gr, chat, answer)
+    # gradio's own theme comes with fonts
+    theme = gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["monospace"])
+    _, url, _ = page.launch(
+        server_name="127.0.0.1",
+        share=False,
+        ssr_mode=False,
+        theme=theme,
+        footer_links=[],
+        quiet=True,
+        prevent_thread_lock=True,
+    )
+    print(f"the page is at {url}, for this machine only; Ctrl-C ends", flush=True)
+    page.block_thread()
+
+
+def _page(gr: Any, chat: Chat, answer: Callable[..., Iterator[list[Any]]]) -> Any:
+    """Return the page: a column for each policy, a text box, its buttons and settings.
+
+    Args:
+        gr: the module gradio.
+        chat: with the policies, and the settings to begin with.
+        answer: what gradio calls with the values of `inputs` when a question is sent; it yields
+            those of the text box, the turns and the columns.
+    """
     with gr.Blocks(title="rlhf-trl chat", analytics_enabled=False, fill_width=True) as page:
         turns = gr.State({})
         with gr.Row():
@@ -141,17 +169,5 @@ def serve(*models_and_options: Any, **options: Any) -> None:
             ]
         inputs = [text, turns, *settings, *columns]  # the arguments of `answer`
         event = text.submit(answer, inputs, [text, turns, *columns])
-        stop.click(None, cancels=[event])
-    # gradio's own theme comes with fonts
-    theme = gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["monospace"])
-    _, url, _ = page.launch(
-        server_name="127.0.0.1",
-        share=False,
-        ssr_mode=False,
-        theme=theme,
-        footer_links=[],
-        quiet=True,
-        prevent_thread_lock=True,
-    )
-    print(f"the page is at {url}, for this machine only; Ctrl-C ends", flush=True)
-    page.block_thread()
+        stop.click(None, cancels=[event])  # closes the generator that `answer` is
+    return page

@@ -18,7 +18,8 @@ def check_template_reads(data: Examples, tokenizer: Any, args: Any, config: Any)
     """Print of how many rows the chat template leaves out `tools` or `tool_calls`.
 
     It does where a row's text is the same without them. An answer that consists of nothing but
-    such calls is refused: the empty text would be trained. `config` is the `dataset:` block.
+    such calls is refused: the empty text would be trained. A template that fails on the first row,
+    or leaves a text of it out, is refused, too. `config` is the `dataset:` block.
     """
     first = data.train[0]
     _check_first(first, tokenizer, _arguments(first, args))
@@ -26,7 +27,7 @@ def check_template_reads(data: Examples, tokenizer: Any, args: Any, config: Any)
     for side, rows in (("train", data.train), ("held-out", data.held_out)):
         if not rows or not may_hold_tools(rows):
             continue
-        counts: Counter[str] = Counter()
+        counts: Counter[str] = Counter()  # rows, by what of them is left out
         for row in tqdm(rows, "tools in the chat template", disable=len(rows) < 50_000):
             counts.update(_left_out(row, tokenizer, args, turns))
         if empty := counts.pop(EMPTY_ANSWER, 0):
@@ -60,12 +61,14 @@ def _check_first(row: Mapping[str, Any], tokenizer: Any, arguments: Mapping[str,
     """
 
     def ids(messages: Messages) -> list[int]:
+        """Return the tokens of messages, behind a question with the beginning of an answer."""
         is_question = messages[-1]["role"] != "assistant"
         options = {"tokenize": False, "add_generation_prompt": is_question, **arguments}
         text = tokenizer.apply_chat_template(messages, **options)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     remedy = "correct chat_template.jinja in the model's folder, or its tokenizer"
+    # with its first answer, or, in a row without answers, the prompt once more
     for name, messages in (("prompt", row["prompt"]), ("answer", _conversations(row)[0])):
         *before, last = messages
         longer = [*before, {**last, "content": f"{last.get('content') or ''} and 12 words"}]

@@ -4,7 +4,6 @@ YAML file -> the files it `extends` -> command line -> types -> algorithm -> TRL
 can be checked without TRL, which takes seconds to import, is checked before it is imported.
 """
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, is_dataclass
@@ -15,7 +14,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 from typing import get_args as type_args
 
 from rlhf_trl import algorithms
-from rlhf_trl.errors import InputError, allowed, instead, key_named_in, nearest
+from rlhf_trl.errors import InputError, allowed, instead, nearest
 from rlhf_trl.output import write_whole
 from rlhf_trl.run.config_files import (
     Key,
@@ -27,7 +26,6 @@ from rlhf_trl.run.config_files import (
     read_config,
 )
 from rlhf_trl.run.config_types import (
-    BOOLEAN_WORDS,
     NAMES,
     RENAMED,
     Known,
@@ -120,8 +118,11 @@ def load_config(
         raise SystemExit(0)
     path, overrides = read_command_line(words)
     config = CheckedConfig(path, RULES)
-    for option, values in overrides:
-        config.override(option, values)
+    if overrides:
+        from rlhf_trl.run.command_words import override
+
+        for option, values in overrides:
+            override(config, option, values)
     for old, new in RENAMED.items():
         config.rename(old, new)
     if "env" in config.values:
@@ -135,7 +136,22 @@ def load_config(
     if trl is None:
         config.refuse_unknown(config.values, own_fields, ())
         return Loaded(own_run, None, None, {key: own_values[key] for key in config.values})
+    return _with_trl(config, own_run, own_values, trl)
 
+
+def _with_trl(
+    config: "CheckedConfig", own_run: Any, own_values: dict[str, Any], trl: type | str
+) -> Loaded:
+    """Return a whole configuration: the recipe's own fields are checked already, TRL's here.
+
+    Args:
+        config: what files and command line write.
+        own_run: the recipe's own fields.
+        own_values: what `config` writes of these, as plain values.
+        trl: TRL's config class, as `load_config` takes it.
+    """
+    own = type(own_run)
+    own_fields = fields_of(own)
     trl_class, model_class = imported(trl), imported("ModelConfig")
     trl_fields, model_fields = fields_of(trl_class), fields_of(model_class)
     # our config classes declare these fields as our recipes do, and get the recipe's values below
@@ -152,6 +168,8 @@ def load_config(
     if hasattr(trl_class, "resolve"):  # a class of ours: what its algorithm makes of the fields
         try:
             row = trl_class.resolve(args)
+            if row.algorithm is None:
+                imported("rlhf_trl.run.stock_words.check_stock_words")(args)
         except algorithms.FieldError as error:
             config.fail((error.field,), error.message)
     checked = {**own_values, **trl_values, **model_values}
@@ -187,7 +205,8 @@ class CheckedConfig(Written):
             return kinds[0]
         choices_by_kind = [_choices(kind, path) for kind in kinds]
         chosen: dict[Key, Any] = {}
-        for choices in reversed(choices_by_kind):  # the first kind comes last: its default stays
+        # a choice that is not written is the first kind's, which comes last here and so stays
+        for choices in reversed(choices_by_kind):
             for choice, values in choices.items():
                 chosen[choice] = self.value(choice, default=values[0])
         for choice in choices_by_kind[0]:
@@ -201,21 +220,14 @@ class CheckedConfig(Written):
             for choices in choices_by_kind
         ]
         # where no kind has all its choices met, the first kind's fields tell what is wrong
-        place = unmet_by_kind.index({}) if {} in unmet_by_kind else 0
-        known = fields_of(kinds[place])
-        for key in [key for key in block if key not in known]:
-            needed: dict[Key, list[Any]] = {}  # the choices that the kinds with this key lack
-            for kind, unmet in zip(kinds, unmet_by_kind, strict=True):
-                if key in fields_of(kind):
-                    needed |= unmet
-            if any(self.decided_after(choice, (*path, key)) for choice in needed):
-                del block[key]  # it was written for a choice that has been replaced since
-            elif needed:
-                choice, values = next(iter(needed.items()))
-                name = ".".join(choice)
-                remedy = f"remove it, or write {name}: {' or '.join(values)}"
-                self.fail((*path, key), f"is not read with {name}: {chosen[choice]}; {remedy}")
-        return kinds[place]
+        kind = kinds[unmet_by_kind.index({}) if {} in unmet_by_kind else 0]
+        unread = [key for key in block if key not in fields_of(kind)]
+        if unread:
+            from rlhf_trl.run.config_faults import settle_key_of_other_kind
+
+            for key in unread:
+                settle_key_of_other_kind(self, block, (*path, key), kinds, unmet_by_kind, chosen)
+        return kind
 
     def refuse_unknown(self, values: dict[str, Any], known: Known, path: Key) -> None:
         """Stop at the first key of `values` that is not one of the `known`."""
@@ -256,26 +268,13 @@ class CheckedConfig(Written):
     def check(self, value: Any, kind: Any, path: Key) -> Any:
         """Return `value` as a plain value (str, int, list, dict ...) that fits the type `kind`.
 
-        First it is read (what follows an option on the command line is `Words`), then the first
-        alternative of the type that it fits is taken, and then what it contains is checked.
-        `path` is its place in the config, for errors.
+        The first alternative of the type that it fits is taken, and then what it contains is
+        checked. `path` is its place in the config, for errors.
         """
-        members = members_of(kind)
-        if isinstance(value, Words):
-            value = self._value_of_words(value, kind, path)
-        if isinstance(value, str) and list[str] in members and str not in members:
-            value = [value]  # one string is a list of one, as in TRL's own parser
-        fitting = [member for member in members if fits(value, member)]
-        if isinstance(value, str) and path[-1].endswith("_kwargs"):
-            # TRL types these as text, too, which it later reads as a mapping in JSON
-            fitting = fitting if isinstance(read_word(value), dict) else []
-        if not fitting:
-            name = f", {NAMES[type(value)]}" if value is not None else ""
-            self.fail(path, f"is {show(value)}{name}; write {remedy(value, kind)}")
-        member = fitting[0]
+        value, member = self._read_as(value, kind, path)
         if is_dataclass(member):  # of several blocks, such as `dataset:` has, the keys tell which
-            block = self.kind_of(value, [m for m in members if is_dataclass(m)], path)
-            return self.check_block(value, fields_of(block), path)
+            blocks = [member for member in members_of(kind) if is_dataclass(member)]
+            return self.check_block(value, fields_of(self.kind_of(value, blocks, path)), path)
         # The last argument of a type: the items of list[X], the values of dict[str, X], and those
         # of tuple[X, X], as TRL has no tuple of several types.
         item_kind = (type_args(member) or (Any,))[-1]
@@ -289,34 +288,32 @@ class CheckedConfig(Written):
             self.fail(path, "is not a number (nan); write one")
         return float(value) if member is float else value
 
-    def _value_of_words(self, words: Words, kind: Any, path: Key) -> Any:
-        """Return the plain value that command-line words have for a field of this type.
+    def _read_as(self, value: Any, kind: Any, path: Key) -> tuple[Any, Any]:
+        """Return a plain value, and the first alternative of the type `kind` that it fits.
 
-        Several words make a list. One word is read as YAML where a type of the field fits that,
-        else as text, else as a list of one. No word at all, as in a bare `--bf16`, is true.
+        What follows an option on the command line is `Words`; the type tells what they mean.
         """
         members = members_of(kind)
-        if not words and bool not in members and Any not in members:
-            self.fail(path, f"has no value; write {describe(kind)}")
-        if not words or Any in members:
-            return words.untyped()
-        lists = [member for member in members if shape_of(member) in (list, tuple)]
-        if len(words) == 1:
-            value = read_word(words[0])
-            if bool in members and str not in members:
-                value = BOOLEAN_WORDS.get(words[0].lower(), value)
-            for reading in (value, words[0]):
-                if any(fits(reading, member) for member in members):
-                    return reading
-            if not lists:
-                return value  # `check` refuses it
-        if not lists:
-            self.fail(path, f"takes one value and got {len(words)}: {' '.join(words)}")
-        item_kind = (type_args(lists[0]) or (Any,))[0]
-        return [self._value_of_words(Words([word]), item_kind, path) for word in words]
+        if isinstance(value, Words):
+            from rlhf_trl.run.command_words import value_of_words
+
+            value = value_of_words(self, value, kind, path)
+        if isinstance(value, str) and list[str] in members and str not in members:
+            value = [value]  # one string is a list of one, as in TRL's own parser
+        fitting = [member for member in members if fits(value, member)]
+        if isinstance(value, str) and path[-1].endswith("_kwargs"):
+            # TRL types these as text, too, which it reads as a mapping in JSON; refuse other text
+            fitting = fitting if isinstance(read_word(value), dict) else []
+        if not fitting:
+            name = f", {NAMES[type(value)]}" if value is not None else ""
+            self.fail(path, f"is {show(value)}{name}; write {remedy(value, kind)}")
+        return value, fitting[0]
 
     def build(self, value: Any, kind: Any, path: Key) -> Any:
-        """Turn a checked plain value into the dataclasses and enums that its type `kind` names."""
+        """Turn a value that `check` returned into the dataclasses and enums that `kind` names.
+
+        A dataclass may refuse its arguments; the `InputError` about it begins at `path`.
+        """
         members = members_of(kind)
         member = next(m for m in members if fits(value, m))
         if is_dataclass(member):
@@ -329,11 +326,9 @@ class CheckedConfig(Written):
             try:
                 return member(**arguments)
             except ValueError as error:
-                message = " ".join(str(error).split())
-                key = _key_at_fault(message, known, value)
-                path = path or ((key,) if key else ())  # of a whole config, look for its key
-                name = ".".join(path) or member.__name__
-                raise InputError(f"{self.source(path)}: {name}: {message}") from error
+                from rlhf_trl.run.config_faults import refusal_of
+
+                raise refusal_of(member, value, error, self, path) from error
         if isinstance(value, list):
             item_kind = (type_args(member) or (Any,))[0]
             built = [self.build(v, item_kind, (*path, str(i))) for i, v in enumerate(value)]
@@ -341,20 +336,6 @@ class CheckedConfig(Written):
         if isinstance(value, dict):
             return copied(value)
         return member(value) if isinstance(member, EnumType) else value
-
-
-def _key_at_fault(message: str, known: Known, given: Mapping[str, Any]) -> str | None:
-    """Return which key a library's message is about, or None where it does not say.
-
-    Messages of transformers have no backticks: there it is the first of the `given` keys that the
-    message spells, or else whose value it spells.
-    """
-    if "`" in message:
-        return key_named_in(message, known)
-    words = re.findall(r"\w+", message)
-    spelled = [word for word in words if word in given]
-    valued = [key for key, value in given.items() if value in words]
-    return next(iter([*spelled, *valued]), None)
 
 
 def _choices(kind: Any, path: Key) -> dict[Key, list[Any]]:
@@ -379,7 +360,7 @@ def _check_algorithm(config: CheckedConfig, run: Any) -> None:
     values = {key: plain(value) for key, value in config.values.items()}
     _, algorithm_field = fields_of(type(run))["algorithm"]
     names = allowed(algorithm_field.metadata) or algorithms.ALGORITHMS
-    others = {}  # what the recipe's algorithms are in this formulation
+    others = {}  # the recipe's rows in this formulation: an error says which one reads the field
     for name in names:
         other = algorithms.ALGORITHMS[name].formulations.get(formulation)
         if other:
@@ -403,16 +384,18 @@ def _check_generation_batch(config: CheckedConfig, args: dict[str, Any], known: 
         return  # a recipe that generates nothing in training
 
     def value(name: str) -> Any:
+        """Return what the config gives, or else the field's default."""
         return args.get(name, known[name][1].default)
 
-    batch, product = value("generation_batch_size"), "generation_batch_size"
+    batch = value("generation_batch_size")
+    product = "generation_batch_size"
     if batch is None:
         per_device, processes = value("per_device_train_batch_size"), world_size()
         key = "steps_per_generation"
         if value(key) is None:
             key = "gradient_accumulation_steps"
         batch = per_device * processes * value(key)
-        product = (
+        product = (  # how the batch came about, for the error
             f"per_device_train_batch_size {per_device} x {processes} "
             f"process{'es' * (processes > 1)} x {key} {value(key)}"
         )

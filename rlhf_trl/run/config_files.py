@@ -35,9 +35,10 @@ class Words(tuple[str, ...]):
 def read_command_line(argv: list[str]) -> tuple[str, list[tuple[str, Words]]]:
     """Return the path after `--config`, and the other options in order."""
     options: list[tuple[str, list[str]]] = []
-    equals = "="  # true where no bare word may follow: after --key=value, and before any option
+    # "=" where no bare word may follow, which is after --key=value and before any option, else ""
+    equals = "="
     for word in argv:
-        if re.match("--?$|-[A-Za-z]", word):
+        if re.match("--?$|-[A-Za-z]", word):  # but -1 is a value
             raise InputError(f"{COMMAND_LINE}: {word} is not an option; options start with --.")
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
@@ -76,24 +77,31 @@ class Written:
     def __init__(self, path: str | Path):
         self.file = str(path)
         self.values: dict[str, Any] = {}
-        self._writers: list[str] = []  # files, the deepest base first, and the command line last
+        self.writers: list[str] = []  # files, the deepest base first, and the command line last
         self._last: dict[Key, int] = {}  # the place in that list of who wrote a key last
-        self._decided: dict[Key, tuple[int, Any]] = {}  # of who gave it its value, and the value
+        # the place of who gave a key its value, which later ones may repeat, and the value
+        self._decided: dict[Key, tuple[int, Any]] = {}
         for file, content in _read_files(Path(path)):
-            self._writers.append(file)
+            self.writers.append(file)
             self._lay(self.values, content)
-            self._note((), content)
-        self._writers.append(COMMAND_LINE)
+            self.note((), content)
+        self.writers.append(COMMAND_LINE)
 
     def _lay(self, block: dict[str, Any], content: dict[str, Any], path: Key = ()) -> None:
-        """Lay what a file writes over what those that it extends have written."""
+        """Lay what a file writes over what those that it extends have written.
+
+        Args:
+            block: what these have written at `path`, which is changed.
+            content: what the file, the last of the writers, writes there.
+            path: the place of the block; (): the whole config.
+        """
         for key, value in content.items():
             below = block.get(key)
             if value is UNSET and key not in block:
                 name = ".".join((*path, key))
                 near = nearest(key, block)
                 raise InputError(
-                    f"{self._writers[-1]}: {name} is !unset, but no base file sets it{near}."
+                    f"{self.writers[-1]}: {name} is !unset, but no base file sets it{near}."
                 )
             if value is UNSET:
                 del block[key]
@@ -101,34 +109,35 @@ class Written:
                 if not isinstance(below, dict):
                     block[key] = {}
                 elif value.get("source", below.get("source")) != below.get("source"):
-                    # another source empties the block, which does what its !unset keys ask for
+                    # Another source empties the block. That removes its !unset keys, too, which
+                    # would be refused in an empty block; one that was never there still is.
                     value = {k: v for k, v in value.items() if v is not UNSET or k not in below}
                     block[key] = {}
-                    self._forget((*path, key))
+                    self.forget((*path, key))
                 self._lay(block[key], value, (*path, key))
             else:
                 block[key] = copied(value)
 
-    def _note(self, path: Key, value: Any) -> None:
+    def note(self, path: Key, value: Any) -> None:
         """Remember that the last of the writers wrote the key at `path`, and all keys in it.
 
         Who writes a value that the key has already does not decide it.
         """
-        writer = len(self._writers) - 1
+        writer = len(self.writers) - 1
         self._last[path] = writer
         if path not in self._decided or self._decided[path][1] != value:
             self._decided[path] = writer, value
         if isinstance(value, dict):
             for key, inner in value.items():
-                self._note((*path, key), inner)
+                self.note((*path, key), inner)
 
-    def _forget(self, path: Key) -> None:
+    def forget(self, path: Key) -> None:
         """Forget who wrote the keys of a block."""
         for notes in (self._last, self._decided):
             for key in [key for key in notes if key[: len(path)] == path]:
                 del notes[key]
 
-    def _last_writer(self, path: Key) -> int:
+    def last_writer(self, path: Key) -> int:
         """Return who last wrote a key or part of it; -1: nobody did."""
         parts = (writer for key, writer in self._last.items() if key[: len(path)] == path)
         return max(parts, default=-1)
@@ -136,12 +145,12 @@ class Written:
     def decided_after(self, choice: Key, path: Key) -> bool:
         """Whether a choice got its value from a later writer than the last one of the key."""
         writer, _ = self._decided.get(choice, (-1, None))
-        return writer > self._last_writer(path)
+        return writer > self.last_writer(path)
 
     def source(self, path: Key) -> str:
         """Return where the key at `path`, or the block it is missing from, was last written."""
         prefixes = [path[:length] for length in range(len(path), 0, -1)]
-        writers = [self._writers[self._last[prefix]] for prefix in prefixes if prefix in self._last]
+        writers = [self.writers[self._last[prefix]] for prefix in prefixes if prefix in self._last]
         if COMMAND_LINE in writers:  # it replaces blocks whole
             return COMMAND_LINE
         return writers[0] if writers else self.file
@@ -158,51 +167,13 @@ class Written:
                 return default
         return plain(node)
 
-    def override(self, option: str, new: Any) -> None:
-        """Set one option of the command line; dots lead into blocks, mappings and lists."""
-        head, *tail = option.split(".")
-        head = head.replace("-", "_")
-        if head.startswith("no_") and not tail and not new:  # a bare `--no_x` is `--x false`
-            head, new = head.removeprefix("no_"), False
-        path = (head, *tail)
-        node: Any = self.values
-        for depth, place in enumerate(path):
-            here = f"{COMMAND_LINE}: --{option}: {'.'.join(path[:depth])} is"
-            if isinstance(node, list):
-                if not place.isdecimal() or int(place) >= len(node):
-                    raise InputError(
-                        f"{here} a list of {len(node)}, and {place!r} is no index (the first is 0)."
-                    )
-                place = int(place)
-            elif not isinstance(node, dict):
-                raise InputError(f"{here} neither a mapping nor a list.")
-            if depth == len(path) - 1:
-                break  # `node` is now what holds the key, and `place` is the key in it
-            child = plain(node[place] if isinstance(node, list) else node.get(place))
-            if child is None:  # a block that no file has written
-                child = {}
-                self._note(path[: depth + 1], child)
-            node[place] = child  # also where it was words of the command line, as in `--a '{b: 1}'`
-            node = child
-        if tail and place == "source" and plain(node.get(place)) != plain(new):
-            self._keep_own(node, path[:-1])  # another source is another block, as in files
-        node[place] = new
-        self._note(path, plain(new))
-
-    def _keep_own(self, block: dict[str, Any], path: Key) -> None:
-        """Remove from a block what the command line, the last of the writers, did not write."""
-        command_line = len(self._writers) - 1
-        for key in [key for key in block if self._last_writer((*path, key)) < command_line]:
-            del block[key]
-            self._forget((*path, key))
-
     def rename(self, old: str, new: str) -> None:
         """Move the value of a key's old name to its new name; what was written later wins."""
         if old not in self.values:
             return
         value = self.values.pop(old)
-        wrote_old = self._last_writer((old,))  # the number of its writer, the later the larger
-        wrote_new = self._last_writer((new,))
+        wrote_old = self.last_writer((old,))  # the number of its writer, the later the larger
+        wrote_new = self.last_writer((new,))
         if new not in self.values or wrote_old > wrote_new:
             self.values[new] = value
             self._last[new,] = wrote_old

@@ -15,11 +15,6 @@ RENAMED = {
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
 }
-# What TRL's own parser takes for a boolean on the command line.
-BOOLEAN_WORDS = {
-    **dict.fromkeys(("yes", "true", "t", "y", "1"), True),
-    **dict.fromkeys(("no", "false", "f", "n", "0"), False),
-}
 # What to write for a value of a type; its name as that of a value is mostly the same.
 REMEDIES = {
     bool: "true or false",

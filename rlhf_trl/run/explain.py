@@ -110,8 +110,8 @@ def describe(name: str) -> dict[str, Any]:
 def _formulation(form: Formulation) -> dict[str, Any]:
     """Return a formulation as plain data: its parts, other choices, and what TRL makes of it."""
     description: dict[str, Any] = {}
-    for part in form.parts:
-        chosen = getattr(form, part)
+    for part in form.parts:  # such as "ratio"
+        chosen = getattr(form, part)  # a function of the book, or its name
         description[part] = chosen if isinstance(chosen, str) else chosen.__name__
     for choice in fields(form):
         if choice.name in _CHOICES:
@@ -212,21 +212,7 @@ def explain(name: str) -> str:
 def _in_full(form: Formulation) -> list[str]:
     """Return the lines about a formulation: its parts with equation and places, then the rest."""
     description = _formulation(form)
-    lines = []
-    for part, module in form.parts.items():
-        function = description[part]
-        if function == "none":
-            continue
-        line = f"  {part}: {function}"
-        # a mean over tokens depends on the batch it is taken over; the other aggregations are
-        # means over completions or prompts, which come out the same however they are split
-        if function == "token_mean" and "normalized_over" in description:
-            line += f", normalized over the {description['normalized_over']}"
-        equation, place = ours(module, function)
-        lines += [line, f"    {equation}", f"    {place}"]
-        counterpart = in_trl(form, function)
-        if counterpart:
-            lines.append(f"    TRL: {counterpart}")
+    lines = _lines_of_parts(form, description)
     if description.get("kl", "none") != "none":  # only policy gradients have the key
         sign = "" if form.kl_sign == "chapter" else ", with the code's sign"
         estimator = {**form.reads, **form.constants}["kl_estimator"]
@@ -240,6 +226,26 @@ def _in_full(form: Formulation) -> list[str]:
     lines.append("  stock TRL: " + ("equal" if form.trl is True else form.trl))
     lines += [f"    {form.trainer}: {place}" for place in losses_in_trl(form)]
     lines.append(f"  note: {form.differs}")
+    return lines
+
+
+def _lines_of_parts(form: Formulation, description: Mapping[str, Any]) -> list[str]:
+    """Return the lines about a formulation's parts; its `description` is that of `_formulation`."""
+    lines = []
+    for part, module in form.parts.items():  # a module of rlhf_trl/book, which has its functions
+        function = description[part]
+        if function == "none":
+            continue
+        line = f"  {part}: {function}"
+        # a mean over tokens depends on the batch it is taken over; the other aggregations are
+        # means over completions or prompts, which come out the same however they are split
+        if function == "token_mean" and "normalized_over" in description:
+            line += f", normalized over the {description['normalized_over']}"
+        equation, place = ours(module, function)
+        lines += [line, f"    {equation}", f"    {place}"]
+        counterpart = in_trl(form, function)
+        if counterpart:
+            lines.append(f"    TRL: {counterpart}")
     return lines
 
 

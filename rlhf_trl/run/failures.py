@@ -41,7 +41,7 @@ def report(error: BaseException, with_traceback: bool) -> None:
     if not is_first:
         time.sleep(WAIT)
     if isinstance(error, InputError):
-        _end(str(error), with_traceback)
+        _end(str(error), with_traceback)  # as below, the process is at its end here
     message = " ".join(str(error).split())
     if re.search(UNWRITABLE, message):  # by its words: tokenizers raises a plain Exception
         _end(

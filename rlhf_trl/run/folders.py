@@ -24,18 +24,19 @@ def model_folder(field: str, name: str) -> str:
         is_model = any((folder / file).is_file() for file in ("config.json", ADAPTER))
         is_run = not is_model and (folder / "model").is_dir()
         return str(folder / "model") if is_run else name
-    # a name on the hub: `model` or `owner/model`, unless it begins like a path or its first part
-    # is a folder here
-    if (
-        name.count("/") < 2
-        and name[:1] not in "./~"
-        and not ("/" in name and folder.parent.is_dir())
-    ):
+    if _may_be_on_the_hub(name):
         return name
     run = folder.parent if folder.name == "model" else folder
     config = Path("configs", "tiny", f"{run.name}.yaml")
     how = f" ({config})" if (home() / config).is_file() else ""
     raise InputError(f"{field}: there is no folder {name}; train it first{how}, or name another.")
+
+
+def _may_be_on_the_hub(name: str) -> bool:
+    """Whether a name reads `model` or `owner/model`, and not like a path: no owner is a folder."""
+    if name.count("/") > 1 or name[:1] in "./~":
+        return False
+    return "/" not in name or not Path(name).parent.is_dir()
 
 
 def with_origin(model: str) -> str:

@@ -60,12 +60,13 @@ class HeldRows:
         self._reference = texts, self._read(policy, texts)
 
     def scores(self, policy: Policy) -> tuple[Scores, dict[str, list[int]]]:
-        """Return the scores of a model by row, and the weights of rows in their means if not 1.
+        """Return the scores of a model on each row, and the weights of the rows in their means.
 
-        A model that reads other tokens than the reference has no reward relative to it.
+        Both are by the name of the score, of which one without weights has the plain mean. A model
+        that reads other tokens than the reference has no reward relative to it.
         """
         texts = self._texts(policy.processing_class)
-        columns = self._read(policy, texts)
+        columns = self._read(policy, texts)  # by side, what the model makes of each row's text
         if self.noun == "answers":
             scores, counts = answer_scores(columns[0])
             return scores, dict.fromkeys(scores, counts)
@@ -74,12 +75,13 @@ class HeldRows:
             reference_texts, reference_columns = self._reference
             if reference_texts == texts:
                 reference = reference_columns
-        resolved = self._loaded.row
+        resolved = self._loaded.row  # the algorithm, with the config's values of its parameters
         if self.noun == "labeled answers":
             labels = [row["label"] for row in self._rows]
-            before = None if reference is None else reference[0]
+            before = None if reference is None else reference[0]  # there is one side
             return labeled_scores(resolved, columns[0], before, labels), {}
-        weighs_nll = "nll_weight" in resolved.row.trainer_reads  # else the config may lack it
+        # an algorithm that does not read it is trained by a config that may lack the field
+        weighs_nll = "nll_weight" in resolved.row.trainer_reads
         nll_weight = self._loaded.trl.nll_weight if weighs_nll else 0.0
         return pair_scores(resolved, *columns, reference, nll_weight), {}
 
@@ -119,9 +121,11 @@ def answer_text(tokenizer: Any, row: Row, loaded: Loaded) -> list[Text] | None:
     """
     args = loaded.trl
     options: dict[str, Any] = {}
-    all_turns = getattr(loaded.own.dataset, "turns", "last") == "all"  # gym tasks have one turn
+    # each turn of the assistant, not just the last; gym tasks have one
+    all_turns = getattr(loaded.own.dataset, "turns", "last") == "all"
     if all_turns:
         options["return_assistant_tokens_mask"] = True
+        # it marks the assistant's tokens; TRL has templates that do for those that do not
         if not has_generation_markers(tokenizer.chat_template):
             options["chat_template"] = get_training_chat_template(tokenizer)
     prompt, (ids,), (assistant_mask,) = tokens_of(tokenizer, row, ("completion",), **options)

@@ -55,6 +55,8 @@ Helps = dict[str, FieldHelp]  # by the name of the field
 def recipe_help(own: type, config_class: str, everything: bool) -> str:
     """Return a line for each field of a recipe, and for those of TRL that it sets, or all.
 
+    It sets those that stand in its tiny config.
+
     Args:
         own: the dataclass of the recipe's own fields.
         config_class: the name of TRL's config class or of ours; "" where nothing is trained.
@@ -71,6 +73,7 @@ def recipe_help(own: type, config_class: str, everything: bool) -> str:
     else:  # a recipe without rows, whose tiny config has the name of its script
         name = Path(sys.argv[0]).stem
     tiny_config = home() / "configs" / "tiny" / f"{name}.yaml"
+    # a field of the trainer has its own section, and an old name its new one
     shown = [key for key in config_fields if key not in {*trainer_fields, *RENAMED}]
     heading = "TRL's fields:"
     if tiny_config.is_file() and not everything:
@@ -84,14 +87,19 @@ def recipe_help(own: type, config_class: str, everything: bool) -> str:
         ),
         heading: {key: config_fields[key] for key in shown},
     }
+    return "\n".join([USAGE, *_section_lines(sections)])
+
+
+def _section_lines(sections: Mapping[str, Helps]) -> list[str]:
+    """Return the lines of sections, by their titles; a section without fields has none."""
     width = get_terminal_size((120, 0)).columns
-    lines = [USAGE]
+    lines = []
     for title, section in sections.items():
         if section:
             lines += ["", title]
         for key, field_help in section.items():
             lines += _field_lines(key, field_help, width)
-    return "\n".join(lines)
+    return lines
 
 
 def _trainer_fields(own: type, config_fields: Helps, everything: bool) -> Helps:
@@ -137,8 +145,8 @@ def _field_lines(key: str, field_help: FieldHelp, width: int) -> list[str]:
     """
     takes = f"{field_help.kind} = {field_help.default}"
     breaks_choices = len(takes) > width - 32  # the type and default alone fill a line
-    if breaks_choices:
-        takes = takes.replace("|", "| ")  # `wrap` may then break a line after each choice
+    if breaks_choices:  # for `wrap`, which breaks lines at blanks; taken out again below
+        takes = takes.replace("|", "| ")
     column = 27 if width >= 100 else 13
     lines = wrap(
         f"{takes:{column}} {field_help.meaning}",
@@ -238,7 +246,7 @@ def _config_fields(name: str) -> Helps:
     meanings = dict(re.findall(r"^ +(\w+) \(.*?\):\s+([^.;:]+)", docstring, re.M))
     recipe_defaults: dict[str, Any] = {}  # what recipes have in place of the class's defaults
     for statement in node.body:
-        if not isinstance(statement, ast.AnnAssign):
+        if not isinstance(statement, ast.AnnAssign):  # what declares a field, as in `x: int = 1`
             continue
         key = ast.unparse(statement.target)
         if key == "in_recipes":
@@ -251,9 +259,11 @@ def _config_fields(name: str) -> Helps:
 
 
 def _declared_field(statement: ast.AnnAssign, meaning: str, is_ours: bool) -> FieldHelp:
-    """Return what the declaration of a field says, whose value may be a call that makes a field.
+    """Return what the declaration of a field, such as `x: int = setting("how many", 1)`, says.
 
-    That is `of_the_row` or `setting` for a field of ours, and `dataclasses.field` for one of TRL.
+    Its value may be a call that makes a field: of `of_the_row` (an algorithm has meaning and
+    default) or `setting` for a field of ours, and of `dataclasses.field` for one of TRL. The
+    `meaning` is that of the class's docstring, which is shown where the call has none.
     """
     default = statement.value
     if isinstance(default, ast.Call):

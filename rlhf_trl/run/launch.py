@@ -198,6 +198,7 @@ def describe_launch(args: Any, name: str, kind: str = "examples") -> str:
     if not hasattr(args, "generation_batch_size"):
         return line + f"{per_step} {kind} per optimizer step"
     prompts = args.generation_batch_size // args.num_generations
+    # each of a generation's batches is learned from num_iterations times
     updates = args.num_iterations * args.steps_per_generation / args.gradient_accumulation_steps
     return line + (
         f"{prompts} prompts x {args.num_generations} completions per generation, "

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlhf_trl.errors import option_name
+from rlhf_trl.run.command_words import override
 from rlhf_trl.run.config_files import Written, plain, read_command_line
 
 
@@ -12,7 +13,7 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
     path, overrides = read_command_line([*words])
     written = Written(path)
     for option, value in overrides:
-        written.override(option, value)
+        override(written, option, value)
 
     def untyped(value: Any) -> Any:
         if isinstance(value, dict):

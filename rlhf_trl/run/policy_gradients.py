@@ -17,11 +17,11 @@ from rlhf_trl.rewards.loading import (
 )
 from rlhf_trl.rollouts.generate import check_prompts
 from rlhf_trl.run import train
-from rlhf_trl.run.folders import model_folder
+from rlhf_trl.run.config import Loaded
 
 
 @train.names_the_key
-def train_policy(loaded: Any, trainer_class: Any) -> None:
+def train_policy(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     """Do what every policy-gradient recipe does: load, train, evaluate, save, report."""
     from rlhf_trl.rewards.calls import watched
 
@@ -53,7 +53,7 @@ def train_policy(loaded: Any, trainer_class: Any) -> None:
         train.run(trainer, loaded, data, loaded.row.label)
 
 
-def on_policy_note(loaded: Any) -> str | None:
+def on_policy_note(loaded: Loaded[Any, Any]) -> str | None:
     """Say what of an algorithm does nothing in a run whose ratios never leave 1; None: all acts.
 
     Every ratio is 1 where each generation is used up within one accumulation step: TRL then takes
@@ -62,10 +62,13 @@ def on_policy_note(loaded: Any) -> str | None:
     args = loaded.trl
     if loaded.row is None or not hasattr(args, "steps_per_generation"):
         return None
-    if args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations):
+    # the batches that a generation is learned from, which one accumulation step must hold whole
+    batches = args.steps_per_generation * args.num_iterations
+    if args.gradient_accumulation_steps % batches:
         return None  # the weights change while a generation is in use
     name = loaded.row.algorithm
-    nearest = nearest_row(name, loaded.row.formulation)
+    # the row that differs from it least; a mixture of TRL's settings is none
+    nearest = nearest_row(name, loaded.row.formulation) if name else None
     if nearest is None or not nearest.inactive_at_ratio_1:
         return None
     reason = "one update per generation: every ratio is 1, so"
@@ -84,13 +87,14 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
     if not hasattr(own, "reward_funcs"):  # a recipe that learns from data, not from rewards
         return []
     rewards = []
-    if own.reward_funcs or not own.reward_model:  # without either, `load_rewards` refuses
+    if own.reward_funcs or not own.reward_model:  # without either, `load_rewards` raises
         rewards += load_rewards(own.reward_funcs, data.tasks, data.train.column_names)
         check_right_answers(own.reward_funcs, data.train, data.held_out)
         if not own.reward_model:  # it rewards every row
             check_all_rewarded(own.reward_funcs, data.train)
     if own.reward_model:
         from rlhf_trl.rewards.from_model import load_reward_model
+        from rlhf_trl.run.folders import model_folder
 
         path = model_folder("reward_model", own.reward_model)
         strips_think = own.reward_model_strips_think

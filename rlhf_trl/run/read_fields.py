@@ -28,7 +28,8 @@ def read_fields(
         if isinstance(values.get(key), bool):
             values[key] = by_boolean[values[key]]
     known: Known = {}
-    for cls in reversed(classes):
+    for cls in reversed(classes):  # so that the first class with a field comes last, and decides
         known = {**known, **fields_of(cls)}
     config.refuse_unknown(values, known, ())
+    # only the fields that are there: of those that are not, none may be refused as missing
     return config.check_block(values, {key: known[key] for key in values}, ())

@@ -37,6 +37,7 @@ from rlhf_trl.rewards.verifiers import VERIFIERS
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, prompt_texts
 from rlhf_trl.rollouts.sampling import fingerprint, in_batches, kept, sample_completions
 from rlhf_trl.run import train
+from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.policy_gradients import check_reward_model
 from rlhf_trl.run.resuming import RESUMING
@@ -61,7 +62,8 @@ class Rollouts:
         """Return the numbers of a selection, given as pairs of a prompt's and its answer's place.
 
         Prompts are decidable that have right and wrong answers: there, a selection can be better
-        than chance, whose rate is the share of right answers.
+        than chance, whose rate is the share of right answers. The rates and coverages at the end
+        are of the scores over all answers, whichever were selected.
         """
         numbers: dict[str, Any] = {
             "answers": sum(map(len, self.answers)),
@@ -93,7 +95,7 @@ class Rollouts:
         return scores, labels, groups
 
 
-def train_on_selected(loaded: Any, trainer_class: Any) -> None:
+def train_on_selected(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     """Do what the recipe of rejection sampling does: sample, score, select, train, evaluate.
 
     Beside what `train.run` leaves, `<output_dir>` then holds `selection.json`, `scores.jsonl` and
@@ -110,8 +112,8 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
     check_reward_model(own)
     resume = args.resume_from_checkpoint  # as written; `begin` puts the run's own checkpoint there
     train.begin(loaded, NAME)
-    answers = answer_columns(own)
-    data = train.read(args, load_prompts, own.dataset, answers, own.chat_template_kwargs)
+    columns = answer_columns(own)
+    data = train.read(args, load_prompts, own.dataset, columns, own.chat_template_kwargs)
     train.check_held_out(args, data.held_out)
     tokenizer = load_tokenizer(loaded.model, args, data.conversational)
     train.check_template(data, tokenizer, args, own.dataset)
@@ -121,7 +123,7 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
         check_prompts(rows, tokenizer, loaded.model, args)
     for number in range(1, own.rounds + 1):
         config_of_round = _round(loaded, number, resume)
-        if number < own.rounds:
+        if number < own.rounds:  # a run of its own; the last one is the run that has begun above
             if _is_done(config_of_round):
                 continue
             train.begin(config_of_round, f"{NAME}, round {number} of {own.rounds}")
@@ -129,7 +131,7 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
             _train(config_of_round, data, tokenizer, trainer_class)
 
 
-def _round(loaded: Any, number: int, resume: str | None) -> Any:
+def _round(loaded: Loaded[Any, Any], number: int, resume: str | None) -> Loaded[Any, Any]:
     """Return what `load_config` would have returned for a round; the last one is the run itself."""
     root = Path(loaded.trl.output_dir)
     own, args, model = copy(loaded.own), copy(loaded.trl), copy(loaded.model)
@@ -150,7 +152,7 @@ def _round(loaded: Any, number: int, resume: str | None) -> Any:
     return loaded._replace(own=own, trl=args, model=model, given=given)
 
 
-def _is_done(loaded: Any) -> bool:
+def _is_done(loaded: Loaded[Any, Any]) -> bool:
     """Tell whether a round is finished; refuse one that was run with other settings."""
     folder = Path(loaded.trl.output_dir)
     if not output.finished(folder):
@@ -165,13 +167,13 @@ def _is_done(loaded: Any) -> bool:
     return True
 
 
-def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> None:
+def _train(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any, trainer_class: Any) -> None:
     """Do a round: sample, score and select answers, and train on those selected."""
     from datasets import Dataset
 
     own, args = loaded.own, loaded.trl
     rollouts, correctness = roll_out(loaded, data, tokenizer)
-    pairs = _select(loaded, rollouts)
+    pairs = _select(loaded, rollouts)  # the places of selected answers: prompt, and answer to it
     metrics = rollouts.selection_metrics(pairs)
     if args.process_index == 0:
         shown = [f"{key} {n:.4g}" for key, n in metrics.items() if not isinstance(n, dict)]
@@ -184,7 +186,7 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
     )
     print_counts(trainer)
     trainer.max_completion_length = own.max_completion_length
-    if data.tasks is None and data.held_out is not None:
+    if data.tasks is None and data.held_out is not None:  # `train.run` does it for the gym's tasks
         trainer.held_out = data.held_out.to_list()
         trainer.scores = {} if correctness is None else {correctness.__name__: correctness}
     # with the selected answers as its rows: their checksum lets `run` refuse to resume with others
@@ -193,7 +195,7 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
     train.run(trainer, loaded, trained, NAME, write_more=report, prompts=data.train)
 
 
-def _select(loaded: Any, rollouts: Rollouts) -> Pairs:
+def _select(loaded: Loaded[Any, Any], rollouts: Rollouts) -> Pairs:
     """Return the answers that the config's strategy selects, which reads some of its options."""
     own = loaded.own
     strategy = STRATEGIES[own.strategy]
@@ -216,18 +218,14 @@ def _example(rollouts: Rollouts, tokenizer: Any, pair: tuple[int, int]) -> dict[
     return {"input_ids": prompt_ids + answer_ids, "completion_mask": mask}
 
 
-def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any]:
-    """Return the scored answers to the training prompts, and what tells the right ones or None.
+def roll_out(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any) -> tuple[Rollouts, Any]:
+    """Return the scored answers to the training prompts, and the function `correctness_of` or None.
 
-    Answers and rewards are kept under names that hash all they depend on, but for the selection.
+    Answers and rewards are kept in files whose names hash all they depend on, so that a run which
+    only selects otherwise finds them.
     """
     own, args, model = loaded.own, loaded.trl, loaded.model
-    columns, functions = data.train.column_names, []
-    if own.reward_funcs or not own.reward_model:  # without either, `load_rewards` refuses
-        functions += load_rewards(own.reward_funcs, data.tasks, columns)
-        check_right_answers(own.reward_funcs, data.train, data.held_out)
-        if not own.reward_model:  # it rewards every row
-            check_all_rewarded(own.reward_funcs, data.train)
+    functions = _checked_functions(own, data)
     rows, count = data.train, own.num_generations
     sampling = Sampling(own.temperature, own.top_p, own.top_k, own.min_p)
 
@@ -241,16 +239,17 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
         return sample_completions(model, args, rows, count, args.seed, sampling, dealt=True)
 
     def score() -> list[Any]:
-        if own.reward_model:  # loaded only if need be: `_rewards_path` knows it by its files
+        all_functions = [*functions]
+        if own.reward_model:  # loaded only here, where no file has its rewards
             strips_think = own.reward_model_strips_think
             reward = load_reward_model(
                 own.reward_model, tokenizer, args, own.reward_aggregate, strips_think
             )
-            functions.append(reward)
-        return in_batches(partial(_rewards, functions, answers), args, rows, count)
+            all_functions.append(reward)
+        return in_batches(partial(_rewards, all_functions, answers), args, rows, count)
 
     answers_path = _answers_path(loaded, rows, sampling)
-    answers = []
+    answers = []  # which `score` reads
     for line in kept_lines(answers_path, sample):
         answers.append([Completion(*fields) for fields in line])
     rewards_path = _rewards_path(loaded, rows, functions, answers_path)
@@ -262,6 +261,17 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
     right = in_batches(partial(_rewards, [correctness], answers), args, rows, count, dealt=False)
     labels = [[value == 1 for value in row] for row in right]
     return Rollouts(rows, answers, rewards, labels), correctness
+
+
+def _checked_functions(own: Any, data: Examples) -> list[Any]:
+    """Return the reward functions of a config, which have read the right answers of all rows."""
+    if own.reward_model and not own.reward_funcs:
+        return []
+    functions = load_rewards(own.reward_funcs, data.tasks, data.train.column_names)
+    check_right_answers(own.reward_funcs, data.train, data.held_out)
+    if not own.reward_model:  # it would reward every row
+        check_all_rewarded(own.reward_funcs, data.train)
+    return functions
 
 
 def correctness_of(own: Any, data: Examples) -> Any:
@@ -282,11 +292,11 @@ def correctness_of(own: Any, data: Examples) -> Any:
     return correctness
 
 
-def _answers_path(loaded: Any, rows: Any, sampling: Sampling) -> Path:
+def _answers_path(loaded: Loaded[Any, Any], rows: Any, sampling: Sampling) -> Path:
     """Return the file of the answers, whose name hashes all that sampling reads.
 
-    The name that earlier versions gave left some of it out. With `reuse_answers` that file is
-    taken; otherwise a line says that it is there.
+    The name that earlier versions gave left some of it out. With `reuse_answers` a file of that
+    name is taken; otherwise a line says that it is there.
     """
     own, args, model = loaded.own, loaded.trl, loaded.model
     name = model.model_name_or_path
@@ -308,7 +318,7 @@ def _answers_path(loaded: Any, rows: Any, sampling: Sampling) -> Path:
         for key, value in vars(model).items()
         if key.startswith(("load_in_", "bnb_", "use_bnb_"))
     }
-    hashed = {
+    hashed = {  # the same with an adapter's base, and what else sampling reads
         **hashed_earlier,
         "model": fingerprint(name, model.model_revision),
         "columns": _rows_hash(rows.select_columns(template_columns)) if template_columns else None,
@@ -317,23 +327,37 @@ def _answers_path(loaded: Any, rows: Any, sampling: Sampling) -> Path:
     }
     path = Path(own.answers, f"answers-{_key(**hashed)}.jsonl")
     earlier_path = Path(own.answers, f"answers-{_key(**hashed_earlier)}.jsonl")
-    if args.process_index == 0 and earlier_path.exists() and not path.exists():
-        if own.reuse_answers:
-            path = earlier_path
-            print(f"answers: {path} is reused, as reuse_answers says", flush=True)
-        else:
-            print(
-                f"answers: {earlier_path} is of an earlier version, whose name leaves out what the "
-                "template gets from the data, quantization, attention and an adapter's base; "
-                "sampled anew (reuse_answers: true takes it)",
-                flush=True,
-            )
-    return broadcast_object_list([path])[0]
+    if args.process_index == 0:
+        path = _new_or_earlier(path, earlier_path, own.reuse_answers)
+    return broadcast_object_list([path])[0]  # as the main process sees the folder
 
 
-def _rewards_path(loaded: Any, rows: Any, functions: list[Any], sampled: Path) -> Path | None:
-    """Return the file of the rewards, whose name hashes all they depend on; None: keep none."""
-    own, key = loaded.own, None
+def _new_or_earlier(path: Path, earlier_path: Path, reuse: bool) -> Path:
+    """Return the path; where only the earlier one exists, that one, or print why not."""
+    if path.exists() or not earlier_path.exists():
+        return path
+    if reuse:
+        print(f"answers: {earlier_path} is reused, as reuse_answers says", flush=True)
+        return earlier_path
+    print(
+        f"answers: {earlier_path} is of an earlier version, whose name leaves out what the "
+        "template gets from the data, quantization, attention and an adapter's base; "
+        "sampled anew (reuse_answers: true takes it)",
+        flush=True,
+    )
+    return path
+
+
+def _rewards_path(
+    loaded: Loaded[Any, Any], rows: Any, functions: list[Any], sampled: Path
+) -> Path | None:
+    """Return the file of the rewards, whose name hashes all they depend on; None: keep none.
+
+    `sampled` is the file of the answers, beside which it stands. A reward model is hashed by its
+    files, as it is not loaded yet; the `functions` are all others.
+    """
+    own = loaded.own
+    key = None
     try:
         functions_read = [(function.__name__, reached(function)) for function in functions]
     except ValueError as error:  # a function depends on something that has no hash
@@ -372,13 +396,14 @@ def _rewards(
 
     `answers` are those to all prompts, of which the batch begins at the place `first`.
     """
-    count = len(answers[first])
+    count = len(answers[first])  # of the answers to each prompt
     completions = [
         completion
         for prompt_answers in answers[first : first + len(batch)]
         for completion in prompt_answers
     ]
-    rows = [row for row in batch for _ in range(count)]
+    rows = [row for row in batch for _ in range(count)]  # that of each completion
+    # by function, a value for each completion, None where it does not apply
     by_function = called(dict(enumerate(functions)), rows, completions).values()
     totals = []
     for place, values in enumerate(zip(*by_function, strict=True)):

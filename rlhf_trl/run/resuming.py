@@ -7,6 +7,7 @@ from typing import Any
 
 from rlhf_trl import output
 from rlhf_trl.errors import InputError
+from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.differences import differences
 from rlhf_trl.run.versions import versions
@@ -35,7 +36,7 @@ RESUMING = ("resume_from_checkpoint", "resume_changed")  # fields about resuming
 LENGTH = {"max_steps", "num_train_epochs"}  # what makes a finished run a longer one
 
 
-def check_resume(loaded: Any, checkpoint: str) -> None:
+def check_resume(loaded: Loaded[Any, Any], checkpoint: str) -> None:
     """Refuse to go on where the run would not be the same one; say what else changed."""
     args, step = loaded.trl, output.step_of(checkpoint)
     if 0 < args.max_steps < step:
@@ -46,6 +47,7 @@ def check_resume(loaded: Any, checkpoint: str) -> None:
     print(f"resuming from {checkpoint}", flush=True)
     manifest, allowed = output.read_manifest(checkpoint), loaded.own.resume_changed
     # what the manifest of an earlier version does not hold counts as unchanged
+    # by key, its value before and now
     changed = changed_fields(loaded, manifest.get("given", loaded.given))
     versions_before = manifest.get("versions", {})
     for library, now in versions().items():
@@ -57,7 +59,7 @@ def check_resume(loaded: Any, checkpoint: str) -> None:
     for key, (old, new) in changed.items():
         effect = ", which changes the schedule of the learning rate" if key in LENGTH else ""
         print(f"changed since {Path(checkpoint).name}: {key}: {old} -> {new}{effect}", flush=True)
-        name = key.partition(".")[0]
+        name = key.partition(".")[0]  # of a key in a block, that of the block
         if name in NEVER or (name in DECISIVE and name not in allowed):
             remedy = "" if name in NEVER else f"write resume_changed: [{name}] if it is meant, or "
             raise InputError(
@@ -78,7 +80,7 @@ def is_evaluated(args: Any, step: int, evaluated: Mapping[int, Path]) -> bool:
     return step in evaluated if due else any(before <= step for before in evaluated)
 
 
-def steps_left(loaded: Any, checkpoint: str | None) -> bool:
+def steps_left(loaded: Loaded[Any, Any], checkpoint: str | None) -> bool:
     """Tell whether there are steps to train after a checkpoint, or beyond a finished run."""
     args, folder = loaded.trl, Path(loaded.trl.output_dir)
     if checkpoint is None:  # a finished run that kept none cannot be made longer
@@ -99,7 +101,7 @@ def steps_left(loaded: Any, checkpoint: str | None) -> bool:
     return state["global_step"] < state["max_steps"] or bool(longer)
 
 
-def check_template(loaded: Any, digest: str) -> None:
+def check_template(loaded: Loaded[Any, Any], digest: str) -> None:
     """Refuse a checkpoint that was trained with another chat template than that of this hash."""
     checkpoint = loaded.trl.resume_from_checkpoint
     before = output.read_manifest(checkpoint).get("chat_template", digest)
@@ -111,7 +113,7 @@ def check_template(loaded: Any, digest: str) -> None:
         )
 
 
-def check_rows(loaded: Any, checksums: Mapping[str, int]) -> None:
+def check_rows(loaded: Loaded[Any, Any], checksums: Mapping[str, int]) -> None:
     """Refuse a checkpoint that was made with other examples than those of these checksums."""
     checkpoint = loaded.trl.resume_from_checkpoint
     before = output.read_manifest(checkpoint).get("rows", checksums)
@@ -123,14 +125,14 @@ def check_rows(loaded: Any, checksums: Mapping[str, int]) -> None:
         )
 
 
-def changed_fields(loaded: Any, before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+def changed_fields(loaded: Loaded[Any, Any], before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return what a run was given before and what is given now, where the two differ."""
     old = json.loads(json.dumps(before, default=str))  # as a manifest holds it
     new = json.loads(json.dumps(loaded.given, default=str))
     return {key: pair for key, pair in differences(old, new).items() if key not in RESUMING}
 
 
-def keep_config(loaded: Any, folder: Path) -> None:
+def keep_config(loaded: Loaded[Any, Any], folder: Path) -> None:
     """Set aside what was written after the checkpoint; keep what the run is given from there on."""
     config, checkpoint = folder / "config.yaml", loaded.trl.resume_from_checkpoint
     if steps_left(loaded, checkpoint):

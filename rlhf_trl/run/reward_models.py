@@ -13,10 +13,11 @@ from rlhf_trl.reward_models.reader import good, judged_class
 from rlhf_trl.reward_models.report import draw_reward_report, write_candidates
 from rlhf_trl.rollouts.sampling import sampler
 from rlhf_trl.run import train
+from rlhf_trl.run.config import Loaded
 
 
 @train.names_the_key
-def train_reward_model(loaded: Any, trainer_class: Any) -> None:
+def train_reward_model(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     """Do what every reward-model recipe does: load, train, evaluate, save, report.
 
     Beside what `train.run` leaves, `<output_dir>` then holds `reward_report.png` where anything was
@@ -71,7 +72,11 @@ def loader_of(own: Any, sample: Any) -> tuple[Callable[..., Examples], list[Any]
 
 
 def write_scores(trainer: Any, folder: Path, title: str) -> None:
-    """Write what the last evaluation judged, where it did: `scores.jsonl`, and its figure."""
+    """Write what the last evaluation judged, where it did: `scores.jsonl`, and its figure.
+
+    `trainer.judged` has what the model says of the held-out rows (`rows`), and the scores by name
+    of each of the trainer's candidates (`scores`), of which there may be none.
+    """
     if trainer.judged is None:
         return
     rows, scores = trainer.judged["rows"], trainer.judged["scores"]
@@ -80,12 +85,12 @@ def write_scores(trainer: Any, folder: Path, title: str) -> None:
         write_candidates(folder, trainer.candidates, scores)
         panels["candidates"] = trainer.ranking()
     # a row is (logits, labels) of a trace, or the scores of the answers to a prompt
-    if trainer.reader.algorithm == "prm" and any(labels for _, labels in rows):
+    if trainer.reader.algorithm == "prm" and any(labels for _, labels in rows):  # there are steps
         probabilities = [good(logits).tolist() for logits, _ in rows]
         predicted = [judged_class(logits) for logits, _ in rows]
         labeled = [trainer.meaning(labels) for _, labels in rows]
         panels["steps"] = (probabilities, predicted, labeled)
-    elif not trainer.reader.per_token:  # the best answer comes first
+    elif not trainer.reader.per_token:  # it compares answers, of which the best comes first
         best = [row[0] for row in rows]
         worst = [row[-1] for row in rows]
         panels["pairs"] = (best, worst)

@@ -23,7 +23,8 @@ def examples_seen(trainer: Any, rows: "Dataset", step: int) -> tuple[int, str]:
     kind = kind_of_config(args) or next(KINDS[name] for name in KINDS if name in rows.column_names)
     batch = args.train_batch_size * args.world_size
     if isinstance(args, GRPOConfig):
-        # a generation makes this many batches, each of which is learned from num_iterations times
+        # A generation makes this many batches. All of them are learned from once, then all of them
+        # again, num_iterations times in all; only the first time are they new.
         new_batches = args.steps_per_generation
         batches_learned = step * args.gradient_accumulation_steps
         generations, in_the_last = divmod(batches_learned, new_batches * args.num_iterations)
@@ -31,7 +32,7 @@ def examples_seen(trainer: Any, rows: "Dataset", step: int) -> tuple[int, str]:
     size = len(trainer.train_dataset)
     if args.dataloader_drop_last:
         size -= size % batch
-    window = batch * args.gradient_accumulation_steps
+    window = batch * args.gradient_accumulation_steps  # examples of an optimizer step
     steps_per_epoch = math.ceil(size / window)  # the last of which may be smaller
     epochs, steps_in_the_last = divmod(step, steps_per_epoch)
     return epochs * size + min(steps_in_the_last * window, size), kind

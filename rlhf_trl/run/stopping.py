@@ -126,11 +126,12 @@ def _epoch_to_evaluate(args: Any, state: Any) -> bool:
 
 
 def boundary(trainer: Any) -> Callable[[], None]:
-    """Return what brings back all that moves between two steps and is in a checkpoint.
+    """Return a function that brings back all that a step moves and a checkpoint holds, but weights.
 
     Those are the random states, counters, and the generation in use. It takes .1 ms, and does not
     wait for a device, whose random state is on the CPU.
     """
+    # lists and dictionaries are changed in place, so they are copied; all else is replaced
     attributes = {
         name: copy(value) if isinstance(value, dict | list) else value
         for name, value in vars(trainer).items()

@@ -11,6 +11,7 @@ from rlhf_trl.data.examples import Examples
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import load_tokenizer, loading
 from rlhf_trl.run import train
+from rlhf_trl.run.config import Loaded
 
 LOSSES = {
     "last": {"completion_only_loss": True, "assistant_only_loss": False},
@@ -20,10 +21,10 @@ LOSSES = {
 
 
 @train.names_the_key
-def train_supervised(loaded: Any, trainer_class: Any) -> None:
+def train_supervised(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     """Do what the recipe of supervised fine-tuning does: load, train, evaluate, save, report."""
     own, args = loaded.own, loaded.trl
-    _check(loaded)
+    _decide_what_is_trained(loaded)
     train.begin(loaded, "sft")
     data = train.read(args, load_demonstrations, own.dataset, own.demonstrator)
     tokenizer, templated = load_tokenizers(loaded, data)
@@ -36,7 +37,7 @@ def train_supervised(loaded: Any, trainer_class: Any) -> None:
     train.run(trainer, loaded, data, "sft")
 
 
-def load_tokenizers(loaded: Any, data: Examples) -> tuple[Any, Any]:
+def load_tokenizers(loaded: Loaded[Any, Any], data: Examples) -> tuple[Any, Any]:
     """Return the tokenizer that the trainer gets, and the one whose chat template it applies.
 
     SFTTrainer takes over the template of chat_template_path by itself.
@@ -48,9 +49,11 @@ def load_tokenizers(loaded: Any, data: Examples) -> tuple[Any, Any]:
     if not data.conversational:
         return tokenizer, tokenizer
     if tokenizer.chat_template is None and own.chat_template_fallback is not None:
-        donor = _with_template(tokenizer, own.chat_template_fallback, "chat_template_fallback")
+        donor = _tokenizer_with_template(
+            tokenizer, own.chat_template_fallback, "chat_template_fallback"
+        )
         tokenizer.chat_template = donor.chat_template
-    return tokenizer, _with_template(tokenizer, args.chat_template_path)
+    return tokenizer, _tokenizer_with_template(tokenizer, args.chat_template_path)
 
 
 def print_counts(trainer: Any) -> None:
@@ -66,7 +69,7 @@ def print_counts(trainer: Any) -> None:
             print(f"{count} {side} rows lose their end to {within}", flush=True)
 
 
-def fix(loaded: Any, values: Mapping[str, Any], by: str) -> None:
+def fix(loaded: Loaded[Any, Any], values: Mapping[str, Any], by: str) -> None:
     """Set fields of TRL that something else decides; refuse a config that says otherwise.
 
     Args:
@@ -81,8 +84,8 @@ def fix(loaded: Any, values: Mapping[str, Any], by: str) -> None:
         setattr(loaded.trl, key, value)
 
 
-def _check(loaded: Any) -> None:
-    """Let `dataset.turns` decide what is trained, and refuse what contradicts it."""
+def _decide_what_is_trained(loaded: Loaded[Any, Any]) -> None:
+    """Let `dataset.turns` decide what is trained, and refuse what contradicts it or is not read."""
     own, args = loaded.own, loaded.trl
     if None not in (args.chat_template_path, own.chat_template_fallback):
         raise InputError(
@@ -106,12 +109,15 @@ def _check(loaded: Any) -> None:
     fix(loaded, LOSSES[turns], by)
 
 
-def _with_template(tokenizer: Any, path: str | None, key: str = "chat_template_path") -> Any:
-    """Return a tokenizer with the chat template that a field names; without a path, its own.
+def _tokenizer_with_template(
+    tokenizer: Any, path: str | None, key: str = "chat_template_path"
+) -> Any:
+    """Return a tokenizer that has the chat template which a field of the config names.
 
     Args:
-        tokenizer: the model's.
-        path: a .jinja file, or a folder or hub model with a tokenizer, which is then returned.
+        tokenizer: the model's, which is not changed. With a .jinja file a copy of it is returned,
+            and without a path itself.
+        path: a .jinja file, or a folder or hub model, whose own tokenizer is then returned.
         key: the field, for errors.
     """
     from transformers import AutoTokenizer

@@ -19,7 +19,6 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState, ProgressCallback
 
 from rlhf_trl import output
-from rlhf_trl.algorithms import ALGORITHMS
 from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.examples import Examples
 from rlhf_trl.errors import Diverged, InputError, naming
@@ -28,7 +27,6 @@ from rlhf_trl.evaluation.standstill import Watch
 from rlhf_trl.models import UNTRAINED, as_saved, load_quietly, model_config, prepare_model
 from rlhf_trl.run import launch
 from rlhf_trl.run.config import Loaded
-from rlhf_trl.run.folders import with_origin
 from rlhf_trl.run.kinds import kind_of
 from rlhf_trl.run.signals import signals
 from rlhf_trl.run.stopping import Stop
@@ -107,7 +105,7 @@ class _Start:
     nothing_left: str | None = None  # what to say where it has finished before
 
 
-def begin(loaded: Any, name: str, note: str | None = None) -> None:
+def begin(loaded: Loaded[Any, Any], name: str, note: str | None = None) -> None:
     """Check the launch, claim the output folder, find the checkpoint, say what is about to run.
 
     `note` is one more sentence to print. Where a stage trains nothing, the `output_dir` of its own
@@ -130,7 +128,7 @@ def begin(loaded: Any, name: str, note: str | None = None) -> None:
     _check_settings(args)
 
     start = _Start()
-    if args.process_index == 0:
+    if args.process_index == 0:  # alone, as it claims the folder and prints
         start = _start_of(loaded)
     (start,) = broadcast_object_list([start])
     if start.refusal is not None:  # on every process, or the others would wait for this one
@@ -138,11 +136,19 @@ def begin(loaded: Any, name: str, note: str | None = None) -> None:
     if start.nothing_left is not None:
         if args.process_index == 0:
             print(start.nothing_left, flush=True)
-        raise SystemExit(0)
+        raise SystemExit(0)  # no error: a command that is repeated ends well
 
-    args.resume_from_checkpoint = start.checkpoint
+    _decide_settings(loaded, start)
     if args.process_index == 0:
         begin_reading(loaded.given, args.output_dir)
+    load_quietly()
+    _announce(args, [first_line] if note is None else [first_line, note])
+
+
+def _decide_settings(loaded: Loaded[Any, Any], start: _Start) -> None:
+    """Set what of TRL's settings depends on where a run starts, or is another in recipes."""
+    args = loaded.trl
+    args.resume_from_checkpoint = start.checkpoint
     if "eval_on_start" not in loaded.given:
         args.eval_on_start = not start.is_evaluated
     if "logging_first_step" not in loaded.given:
@@ -150,8 +156,6 @@ def begin(loaded: Any, name: str, note: str | None = None) -> None:
     # transformers gives wandb this variable, by default "huggingface", and not the field `project`
     os.environ.setdefault("WANDB_PROJECT", args.project)
     args.run_name = os.environ.get("WANDB_RUN_NAME", args.run_name)
-    load_quietly()
-    _announce(args, [first_line] if note is None else [first_line, note])
 
 
 def _check_settings(args: Any) -> None:
@@ -175,7 +179,7 @@ def _check_settings(args: Any) -> None:
             raise InputError(f"{key}: a run resumed with it would not be the same one; remove it.")
 
 
-def _start_of(loaded: Any) -> _Start:
+def _start_of(loaded: Loaded[Any, Any]) -> _Start:
     """Claim the output folder, and find out from what it holds where the run starts."""
     args, folder = loaded.trl, Path(loaded.trl.output_dir)
     start = _Start()
@@ -206,6 +210,8 @@ def _announce(args: Any, lines: list[str]) -> None:
         for line in lines:
             print(line, flush=True)
         for teacher in getattr(args, "teacher_models", None) or ():
+            from rlhf_trl.run.folders import with_origin
+
             print(f"teacher: {with_origin(teacher)}", flush=True)
     else:
         disable_progress_bars()
@@ -272,12 +278,12 @@ def build(
     return trainer
 
 
-def check_model(loaded: Any) -> None:
+def check_model(loaded: Loaded[Any, Any]) -> None:
     """Refuse a model that writes no answers, unless a reward model is made of it, and float16."""
     args, model, row = loaded.trl, loaded.model, loaded.row
     if model.model_name_or_path == UNTRAINED:  # built here, always a float32 language model
         return
-    if row is None or ALGORITHMS[row.algorithm].family != "reward_model":
+    if row is None or row.row.family != "reward_model":
         from rlhf_trl.policies import check_language_model
 
         check_language_model(model, args)
@@ -326,7 +332,7 @@ def names_the_key(train: Callable[..., None]) -> Callable[..., None]:
     """Decorate a function that does a whole run: what TRL refuses in it then names the key."""
 
     @wraps(train)
-    def run_naming_keys(loaded: Any, *args: Any, **kwargs: Any) -> None:
+    def run_naming_keys(loaded: Loaded[Any, Any], *args: Any, **kwargs: Any) -> None:
         with naming([*vars(loaded.trl), *vars(loaded.model)]):
             train(loaded, *args, **kwargs)
 
@@ -335,7 +341,7 @@ def names_the_key(train: Callable[..., None]) -> Callable[..., None]:
 
 def run(
     trainer: Any,
-    loaded: Any,
+    loaded: Loaded[Any, Any],
     data: Examples,
     name: str,
     write_more: Callable[..., None] | None = None,
@@ -399,8 +405,8 @@ def _can_evaluate(trainer: Any) -> bool:
     return bool(getattr(trainer, "held_out", ())) or trainer.eval_dataset is not None
 
 
-def _tell_checkpoints(trainer: Any, loaded: Any, data: Examples, name: str) -> None:
-    """Let a trainer keep what checkpoints and evaluations say of the run.
+def _tell_checkpoints(trainer: Any, loaded: Loaded[Any, Any], data: Examples, name: str) -> None:
+    """Have evaluations written to files, and facts about the run beside each checkpoint (`told`).
 
     A run that goes on from a checkpoint is refused if its rows or its chat template are others.
     """
@@ -411,7 +417,7 @@ def _tell_checkpoints(trainer: Any, loaded: Any, data: Examples, name: str) -> N
         output.write_json(folder / "evaluations" / f"step-{step:06d}.json", content)
 
     trainer.on_answers = write_evaluation
-    trainer.save_checksums = loaded.own.save_checksums
+    trainer.save_checksums = loaded.own.save_checksums  # of the files of a checkpoint
     template = json.dumps(trainer.processing_class.chat_template)
     facts: dict[str, Any] = {
         "given": loaded.given,
@@ -433,7 +439,7 @@ def _tell_checkpoints(trainer: Any, loaded: Any, data: Examples, name: str) -> N
         check_template(loaded, facts["chat_template"])
 
 
-def _open_record(trainer: Any, loaded: Any, data: Examples, name: str) -> None:
+def _open_record(trainer: Any, loaded: Loaded[Any, Any], data: Examples, name: str) -> None:
     """Give a trainer the record of its rollouts, unless the config wants none."""
     if loaded.own.rollouts == "off":
         return
@@ -444,7 +450,7 @@ def _open_record(trainer: Any, loaded: Any, data: Examples, name: str) -> None:
     trainer.rollouts = Store(trainer.args.output_dir, loaded.own.rollouts, facts, answers)
 
 
-def _write_config(loaded: Any, folder: Path) -> None:
+def _write_config(loaded: Loaded[Any, Any], folder: Path) -> None:
     """Write the config into the run's folder; move away what an earlier run left behind there."""
     if loaded.trl.resume_from_checkpoint is None:
         output.set_aside(folder, 0)

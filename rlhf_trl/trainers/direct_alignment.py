@@ -110,7 +110,7 @@ class Aligned(OnTRL, AnswersBesideLoss, OverExamples):
 
     # Calls _compute_loss, which reads the reference's log-probabilities and returns no policy's.
     def _recorded(self, compute: Any, model: Any, inputs: Any, return_outputs: bool) -> Any:
-        """Return what TRL's `compute` does, whose metrics stay, and all that the model returned."""
+        """Return what TRL's `compute` does, which logs its metrics, and the output of each call."""
         outputs = []
 
         def recorder(**arguments: Any) -> Any:
@@ -208,24 +208,30 @@ class BookDPOTrainer(Aligned, DPOTrainer):
             zeros = torch.zeros(self._batch_size(inputs), device=inputs["input_ids"].device)
             # TRL's loss, computed for its metrics, subtracts a reference all the same
             inputs = {**inputs, **dict.fromkeys(self.reference_names, zeros)}
+        # of TRL: its loss, or with `return_outputs` that and its outputs
         result, (outputs, *_) = self._recorded(compute, model, inputs, return_outputs)
         if self._stock:
-            # TRL's sums, here of the policy: `Replay` stands for a model that returns `outputs`
-            logps = self.compute_ref_log_probs(Replay([outputs]), inputs)
-            sides = zip(logps, self.reference_names, strict=True)
-            ratios = [policy - inputs[name] for policy, name in sides]
-            self._logged["pair_accuracy"].append(pair_accuracy(*ratios))
+            self._log_stock_accuracy(outputs, inputs)
             return result
         loss = self._with_auxiliary(self._row_loss(outputs.log_probs, inputs), outputs)
         return (loss, result[1]) if return_outputs else loss
 
+    def _log_stock_accuracy(self, outputs: Any, inputs: Mapping[str, Any]) -> None:
+        """Log the pair accuracy of TRL's own loss, by what the policy returned."""
+        # TRL's method sums what any model gives; `Replay` stands for one that returns `outputs`
+        logps = self.compute_ref_log_probs(Replay([outputs]), inputs)
+        sides = zip(logps, self.reference_names, strict=True)
+        log_ratios = [policy - inputs[name] for policy, name in sides]
+        self._logged["pair_accuracy"].append(pair_accuracy(*log_ratios))
+
     def _row_loss(self, token_logps: Tensor, inputs: Mapping[str, Any]) -> Tensor:
         """Return the row's loss, with the NLL of the chosen if it has a weight; log the rewards.
 
-        `token_logps` are (2B, L) under the policy, the B chosen texts first.
+        `token_logps` are (2B, L) under the policy, the B chosen texts first; TRL has set them to 0
+        where no token of a completion is predicted.
         """
-        mask = inputs["completion_mask"][:, 1:]
-        # 0 outside the mask already; in front, prompt-learning adapters add tokens of their own
+        mask = inputs["completion_mask"][:, 1:]  # of the tokens that are predicted
+        # cut to these: in front, prompt-learning adapters add tokens of their own
         sums = token_logps[:, -mask.shape[1] :].sum(1)
         lengths = mask.sum(1)
         divisors = lengths if self._row.logps == "mean" else torch.ones_like(lengths)
@@ -235,20 +241,22 @@ class BookDPOTrainer(Aligned, DPOTrainer):
             for name, divisor in zip(self.reference_names, divisors.chunk(2), strict=True):
                 logps[name] = inputs[name] / divisor
         result = completions_loss(self._row, self._parameters, **logps)
-        chosen_rewards = self.accelerator.gather(result.chosen_rewards)
-        rejected_rewards = self.accelerator.gather(result.rejected_rewards)
-        margins = chosen_rewards - rejected_rewards
-        # in place of what TRL has just logged
-        self._logged["rewards/chosen"][-1] = chosen_rewards.mean().item()
-        self._logged["rewards/rejected"][-1] = rejected_rewards.mean().item()
-        self._logged["rewards/margins"][-1] = margins.mean().item()
-        self._logged["rewards/accuracies"][-1] = (margins > 0).float().mean().item()
-        self._logged["pair_accuracy"].append(pair_accuracy(chosen_rewards, rejected_rewards))
+        self._log_rewards(result.chosen_rewards, result.rejected_rewards)
         if not self._nll_weight:
             return result.loss
         nll = -(sums / lengths).chunk(2)[0].mean()
         self._logged["nll"].append(self.accelerator.gather(nll.detach()).mean().item())
         return result.loss + self._nll_weight * nll
+
+    def _log_rewards(self, chosen: Tensor, rejected: Tensor) -> None:
+        """Log a batch's (B,) implicit rewards in the place of those that TRL has just logged."""
+        chosen, rejected = self.accelerator.gather(chosen), self.accelerator.gather(rejected)
+        margins = chosen - rejected
+        self._logged["rewards/chosen"][-1] = chosen.mean().item()
+        self._logged["rewards/rejected"][-1] = rejected.mean().item()
+        self._logged["rewards/margins"][-1] = margins.mean().item()
+        self._logged["rewards/accuracies"][-1] = (margins > 0).float().mean().item()
+        self._logged["pair_accuracy"].append(pair_accuracy(chosen, rejected))
 
     def _batch_size(self, inputs):
         return len(inputs["input_ids"]) // 2
@@ -272,7 +280,8 @@ class BookKTOTrainer(Aligned, KTOTrainer):
         if not self._stock:
             _check_reference(self.model, self.ref_model)
 
-    # Extends KTOTrainer._prepare_dataset: examples are ordered before completions are rotated.
+    # Extends KTOTrainer._prepare_dataset, which rotates completions at once: each example gets the
+    # completion of a neighbor as its mismatched one. Before that, ours cuts and orders examples.
     @override
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
         overlong = getattr(args, "overlong", None)
@@ -282,7 +291,8 @@ class BookKTOTrainer(Aligned, KTOTrainer):
         unlimited = copy(args)
         if overlong is not None:
             unlimited.max_length = None  # so that TRL cuts nothing
-        calculate_kl, self.calculate_KL = self.calculate_KL, False  # TRL would rotate too early
+        # without it, TRL does not rotate
+        calculate_kl, self.calculate_KL = self.calculate_KL, False
         try:
             dataset = super()._prepare_dataset(dataset, processing_class, unlimited, dataset_name)
         finally:
@@ -295,12 +305,14 @@ class BookKTOTrainer(Aligned, KTOTrainer):
             order = kto_order(
                 dataset["label"], dataset["prompt_ids"], batch, args.seed, interleaved
             )
-            counts["left over"] = len(dataset) - len(order)  # one would be a batch of its own
+            # an example that would be the only one of its batch has no neighbor there
+            counts["left over"] = len(dataset) - len(order)
             dataset = dataset.select(order)
         self.fitted[dataset_name] = counts
         return rotated(dataset, batch)
 
-    # Extends KTOTrainer._compute_loss: see BookDPOTrainer; mismatched pairs are the first call.
+    # Extends KTOTrainer._compute_loss: see BookDPOTrainer. TRL calls the model on mismatched pairs
+    # first, then on the examples.
     @override
     def _compute_loss(self, model, inputs, return_outputs):
         compute = super()._compute_loss
@@ -324,7 +336,7 @@ class BookKTOTrainer(Aligned, KTOTrainer):
         kl_logps = self.accelerator.gather(kl_logps)
         ref_kl_logps = self.accelerator.gather(inputs["ref_KL_logps"])
         if self.reference_point == "rejected":
-            # a single one is too few, as in the book's code; then it is all examples
+            # the book's code takes the rejected ones, if there are two or more, or else all
             of_point = ~chosen if (~chosen).sum() > 1 else torch.ones_like(chosen)
             kl_logps, ref_kl_logps = logps[of_point].detach(), ref_logps[of_point]
             z = book.preference.kto_reference_point(kl_logps, ref_kl_logps)

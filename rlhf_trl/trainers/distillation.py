@@ -280,7 +280,7 @@ class BookDistillationTrainer(BookGRPOTrainer):
         """Return the loss of a micro-batch: see `BookGRPOTrainer.row_loss`."""
         mask = loss_mask(inputs)
         teachers = list(zip(self._teacher_outputs, self._weights, strict=True))
-        if not self._reads_logits:
+        if not self._reads_logits:  # then both have log-probabilities of the sampled tokens
             gap = sum(weight * (logps - teacher_logps) for teacher_logps, weight in teachers)
             (mean_gap,) = self._mean_over_tokens(mask.sum(), (gap.detach() * mask).sum())
             self._logged["teacher/kl"].append(mean_gap)

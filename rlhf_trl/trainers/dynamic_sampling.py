@@ -67,33 +67,38 @@ class DynamicSampling:
         return self._kept_rewards
 
     def _with_contrast(self, inputs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Tensor]:
-        """Return this process' rows, sampled until they teach something, and all rewards."""
+        """Return this process' rows, of groups with contrast, and the rewards of all processes.
+
+        A group that has none is replaced by another prompt's, for `_rounds` rounds at most. Rows
+        are those of `_roll_out`; rewards have a column for each reward function.
+        """
         self._check_plain(inputs)
-        size, share = self.num_generations, len(inputs)  # of a group, and of this process
+        size = self.num_generations
         rows, rewards = self._roll_out(inputs)
-        missing = self._without_contrast(rewards)
-        is_gathered = bool(missing)  # else each process keeps its own rows
+        uniform = self._without_contrast(rewards)  # numbers of groups, over all processes
+        is_gathered = bool(uniform)  # without any, each process keeps its own rows
         if is_gathered:
-            rows = gather_object(rows)
+            rows = gather_object(rows)  # every process replaces the same ones in its copy
         rounds = 0
         replaced_rows: list[dict[str, Any]] = []
         replaced_rewards: list[list[float]] = []
-        while missing and rounds < self._rounds:
-            new_rows, new_rewards = self._roll_out_fresh(len(missing))
-            for new_group, group in enumerate(missing):
+        while uniform and rounds < self._rounds:
+            new_rows, new_rewards = self._roll_out_fresh(len(uniform))
+            for new_group, group in enumerate(uniform):
                 old = slice(group * size, (group + 1) * size)
                 new = slice(new_group * size, (new_group + 1) * size)
                 replaced_rows += rows[old]
                 replaced_rewards += rewards[old].tolist()
                 rows[old], rewards[old] = new_rows[new], new_rewards[new]
             rounds += 1
-            missing = self._without_contrast(rewards)
+            uniform = self._without_contrast(rewards)
         if replaced_rows and self.rollouts is not None:
             self._record_replaced(replaced_rows, replaced_rewards)
         metrics = self._metrics["train"]
         metrics["dynamic_sampling/rounds"].append(rounds)
         metrics["dynamic_sampling/discarded_groups"].append(len(replaced_rows) // size)
-        metrics["dynamic_sampling/left_without_contrast"].append(len(missing))
+        metrics["dynamic_sampling/left_without_contrast"].append(len(uniform))
+        share = len(inputs)  # of the rows, for each process
         first = share * self.accelerator.process_index if is_gathered else 0
         return rows[first : first + share], rewards
 
@@ -101,7 +106,7 @@ class DynamicSampling:
         """Return rows and rewards of so many fresh prompts, the rows of all processes, too."""
         size, world = self.num_generations, self.accelerator.num_processes
         fresh = self._fresh(prompts)
-        # as many completions for each process: some prompts stand in twice, uncounted
+        # as many completions for each process: the first prompt may come again, and is not used
         while len(fresh) * size % world:
             fresh.append(fresh[0])
         fresh = [row for row in fresh for _ in range(size)]
@@ -126,15 +131,17 @@ class DynamicSampling:
         whether the model `ended` it, its `logps` by another sampler, and what rewards logged of it:
         `extra` columns and `metrics`.
         """
-        # TRL's metrics are restored: the completions that stay are counted when it scores them
+        # restored below: TRL counts the completions that stay when it scores them
         metrics = {name: list(values) for name, values in self._metrics["train"].items()}
         prompts = [row["prompt"] for row in inputs]
+        # not read: the prompts' ids, the tool mask, extra fields, two kinds of images
         _, ids, _, completions, logps, _, _, _ = self._generate(prompts)
         rewards = self._calculate_rewards(inputs, prompts, completions, ids)
         self._metrics["train"] = defaultdict(list, metrics)
+        # what reward functions have logged is put off until TRL scores the rows that stay
         extra, self._pending_extra_logs = self._pending_extra_logs, defaultdict(list)
-        of_rewards, self._pending_metrics = self._pending_metrics, defaultdict(list)
-        means = {name: sum(values) / len(values) for name, values in of_rewards.items()}
+        logged, self._pending_metrics = self._pending_metrics, defaultdict(list)
+        means = {name: sum(values) / len(values) for name, values in logged.items()}
         rows = [
             {
                 "input": row,

@@ -1,9 +1,8 @@
 """What all our trainers have in common: they stand on methods of TRL and transformers."""
 
 import inspect
-import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from importlib.metadata import version
@@ -23,7 +22,6 @@ from rlhf_trl.errors import Diverged, InputError, naming, reason_in_short, setti
 
 Batch = dict[str, Any]  # tensors, by TRL's names
 Parameters = ParamSpec("Parameters")
-SYNCED = "synced_reference.pt"  # in checkpoints, where sync_ref_model moves the reference
 LIBRARIES = ("trl", "transformers")
 
 
@@ -130,19 +128,19 @@ class OnTRL:
                 f"or ordered, as {self._row.label} needs with these settings; load it whole, with "
                 "streaming=False."
             )
-        if (algorithm := self._algorithm) is not None:  # before TRL tags the model
-            general = [tag for tag in self._tag_names if tag != self._name.lower()]
-            self._name = algorithms.ALGORITHMS[algorithm].title
-            self._tag_names = [*general, algorithm]
+        if self._algorithm is not None:
+            self._name_after(self._algorithm)  # before TRL tags the model
         super().__init__(*args, **kwargs)
-        if self.is_deepspeed_enabled:  # so that resuming unpickles no classes but these
-            from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-            from deepspeed.runtime.zero.config import ZeroStageEnum
-            from deepspeed.utils.tensor_fragment import fragment_address
+        if self.is_deepspeed_enabled:
+            from rlhf_trl import on_deepspeed
 
-            safe: list[Any] = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
-            torch.serialization.add_safe_globals(safe)
-            os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
+            on_deepspeed.allow_in_checkpoints()
+
+    def _name_after(self, algorithm: str) -> None:
+        """Let the model's card and tags name the algorithm instead of TRL's trainer."""
+        general = [tag for tag in self._tag_names if tag != self._name.lower()]
+        self._name = algorithms.ALGORITHMS[algorithm].title
+        self._tag_names = [*general, algorithm]
 
     # Extends Trainer._save_checkpoint, which deletes older checkpoints before the new one is whole.
     @override
@@ -151,12 +149,12 @@ class OnTRL:
         folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
         if getattr(self.args, "refuse_non_finite", False):
             self.check_finite()
-        args, limit = self.args, self.args.save_total_limit
-        if args.should_save:  # one of the same step is no longer whole once it is written anew
+        args = self.args
+        if args.should_save:  # one of this step, if there is any, is about to be overwritten
             (folder / output.MANIFEST).unlink(missing_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
         self._save_state(folder)  # before the random state is saved, which it may move
-        with fields_set(args, {"save_total_limit": None}):
+        with fields_set(args, {"save_total_limit": None}):  # so that TRL deletes none yet
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if args.should_save:
@@ -165,12 +163,15 @@ class OnTRL:
         self.accelerator.wait_for_everyone()
         if args.push_to_hub:  # TRL's own push did nothing, as there was no manifest yet
             self._push_from_checkpoint(str(folder))
-        if args.should_save and limit:
-            kept = sorted(output.numbered(folder.parent, "checkpoint-").items())[-limit:]
-            # One that stays must be on the disk before others are deleted. The oldest has long been
-            # written, so that waiting for it costs nothing.
-            output.sync(next(path for _, path in kept if (path / output.MANIFEST).exists()))
-            rotate_checkpoints(str(folder.parent), limit, self.state.best_model_checkpoint)
+        if args.should_save and args.save_total_limit:
+            self._delete_older(folder.parent, args.save_total_limit)
+
+    def _delete_older(self, folder: Path, limit: int) -> None:
+        """Delete all but the newest checkpoints, so many, once one of these is on the disk."""
+        newest = sorted(output.numbered(folder, "checkpoint-").items())[-limit:]
+        whole = [path for _, path in newest if (path / output.MANIFEST).exists()]
+        output.sync(whole[0])  # the oldest has long been written: there is nothing to wait for
+        rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint)
 
     # Extends create_model_card of TRL's trainers, which knows no formulations, and whose models
     # are None where they are folders.
@@ -210,36 +211,26 @@ class OnTRL:
             counted = getattr(self, "_total_train_tokens", 0)
             self.state.num_input_tokens_seen = max(self.state.num_input_tokens_seen, counted)
         if getattr(self.args, "sync_ref_model", False):
-            synced = self.accelerator.get_state_dict(self.ref_model)
-            if self.args.should_save:
-                torch.save(synced, folder / SYNCED)
+            from rlhf_trl import synced_reference
 
-    # Extends Trainer._load_optimizer_and_scheduler: the counterpart. It brings back the learning
-    # rate of the next step, too, which is not the config's where max_steps or the schedule changed.
+            synced_reference.save(self, folder)
+
+    # Extends Trainer._load_optimizer_and_scheduler, which keeps the learning rate that was saved,
+    # although max_steps or the schedule may have changed since.
     @override
     def _load_optimizer_and_scheduler(self, checkpoint):
+        """Load a checkpoint, if there is one, with what `_save_state` has added to it."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        # with DeepSpeed, accelerate has wrapped the schedule
+        # DeepSpeed's is wrapped by accelerate
         follow_schedule(getattr(self.lr_scheduler, "scheduler", self.lr_scheduler))
         if self.args.include_num_input_tokens_seen == "no":
             self._total_train_tokens = self.state.num_input_tokens_seen
         if getattr(self.args, "sync_ref_model", False):
-            if self.is_fsdp_enabled:
-                raise InputError(
-                    "resume_from_checkpoint: the reference model that sync_ref_model moves is not "
-                    "brought back where FSDP shares it out; start anew, or use DeepSpeed."
-                )
-            synced = torch.load(Path(checkpoint, SYNCED), map_location="cpu", weights_only=True)
-            reference = self.accelerator.unwrap_model(self.ref_model)
-            whole_weights = nullcontext()
-            if self.is_deepspeed_enabled:  # where each process may hold a part of them
-                from deepspeed import zero
+            from rlhf_trl import synced_reference
 
-                whole_weights = zero.GatheredParameters(reference.parameters(), modifier_rank=0)
-            with whole_weights:
-                reference.load_state_dict(synced)
+            synced_reference.load(self, Path(checkpoint))
 
     # Extends Trainer._push_from_checkpoint: nothing is uploaded before it is whole.
     @override

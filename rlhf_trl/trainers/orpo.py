@@ -31,7 +31,7 @@ except ImportError as error:
         "the version that constraints.txt pins, or choose another algorithm."
     ) from error
 
-_NO_LIMIT = 2**31
+_NO_LIMIT = 2**31  # tokens, of which no text has as many
 
 
 @dataclass
@@ -54,12 +54,12 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         args = self._take(args, model)
         if isinstance(held_out := kwargs.get("eval_dataset"), dict):  # ORPOTrainer takes no dict
             kwargs["eval_dataset"] = DatasetDict(held_out)
-        if not self._counts_examples():  # TRL's loss and its rule for over-long pairs
+        if not self._counts_examples():  # in formulation "trl": even over-long pairs are TRL's
             super().__init__(model, args=args, **kwargs)
             return
-        # what the config holds while TRL's trainer is made: it cuts nothing, our rule does later
+        # what the config holds while ORPOTrainer is made, which so cuts nothing; `_fitted` does
         meanwhile: dict[str, Any] = {"max_length": _NO_LIMIT}
-        if isinstance(model, str):  # "auto", ORPOTrainer's default, fails on several processes
+        if isinstance(model, str):  # ORPOTrainer's device map, "auto", fails on several processes
             meanwhile["model_init_kwargs"] = {"device_map": None, **(args.model_init_kwargs or {})}
         if not self._stock and getattr(getattr(model, "config", None), "is_encoder_decoder", False):
             raise InputError(
@@ -70,16 +70,16 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         for name, dataset in datasets.items():
             if self._stock:
                 _check_no_tools(dataset)
-            elif _is_whole(dataset):  # ORPOTrainer would tokenize all rows; `_fitted` does
+            elif _is_whole(dataset):  # one row stands in for all, which `_fitted` tokenizes below
                 kwargs[name] = dataset.select([0])
         with fields_set(args, meanwhile):
             super().__init__(model, args=args, **kwargs)
-        self._tokenizer = self.processing_class  # by the name that DPOTrainer's method reads
-        self.max_length = args.max_length
+        self._tokenizer = self.processing_class  # DPOTrainer's, whose `_prepare_dataset` is called
+        self.max_length = args.max_length  # that of the user, not of `meanwhile`
         for name, dataset in datasets.items():
             if dataset is not None:
-                tokenized = getattr(self, name) if self._stock else dataset
-                setattr(self, name, self._fitted(tokenized, name.partition("_")[0]))
+                rows = getattr(self, name) if self._stock else dataset  # stock: tokenized already
+                setattr(self, name, self._fitted(rows, name.partition("_")[0]))
 
     # Extends ORPOTrainer.tokenize_row, whose second end and first token DPO, KTO and SFT lack.
     @override

@@ -119,26 +119,27 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
 
     def __init__(self, model: Any, args: Any = None, **kwargs: Any):
         args = self._take(args, model)  # sets what is read below: _row, _parameters, _stock ...
-        row = self._row
+        # micro-batches that one generation feeds
         self._generate_every = args.steps_per_generation * args.num_iterations
         # what goes into and out of checkpoints
         self._carried = {"baseline_value": None, "stream_position": 0, "generation": 0}
-        self._unrecorded = {}
         self._ahead: list[dict[str, Any]] = []  # generations of a window that are not yet used
         # tokens of each accumulation window (optimizer step) that the generation is learned in
         self._window_tokens: Tensor | None = None
         super().__init__(model, args=args, **kwargs)
+        # reward functions that ask get to know which completions the model ended by itself
         self.reward_funcs = [
             with_finished(function, lambda: self._finished, only_by_name=self._stock)
             for function in self.reward_funcs
         ]
         if "epsilon_high" in self._parameters:
-            offset = row.trl_offset.get("epsilon_high", 0)  # where TRL means the bound itself
+            # for CISPO TRL means by it the upper bound itself, 1 more than a distance from 1
+            offset = self._row.trl_offset.get("epsilon_high", 0)
             self.epsilon_high = self._parameters["epsilon_high"] + offset
         self._correctness = self._reward_column("correctness_reward")
         self._format = self._reward_column("format_reward")
         self._rounds = args.dynamic_sampling_rounds if self._counts_examples() else 0
-        # the book's code trains without groups of equal rewards; `_rounds` draws new ones instead
+        # where `_rounds` draws no new ones, the book's code leaves groups without contrast out
         is_books_dapo = self._algorithm == "dapo" and self._formulation == "code"
         self.drops_groups = is_books_dapo and not self._rounds
 
@@ -188,7 +189,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
         windows = self.args.gradient_accumulation_steps // self._generate_every
         if not self._counts_window() or windows <= 1:
             return self._generation(inputs)
-        # The window spans several generations, and its first loss needs the tokens of the last.
+        # The first loss of the window needs the tokens of all its generations: they come at once.
         if not self._ahead:
             first_batches = self._window[:: self._generate_every]  # of each generation
             self._ahead = [self._generation(batch) for batch in first_batches]
@@ -200,24 +201,19 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
     def _generation(self, inputs: list[dict[str, Any]]) -> Batch:
         """Generate and score with TRL; return its batch with the row's advantages, recorded."""
         output = super()._generate_and_score_completions(inputs)
-        self._scored = None  # the rollout's, which no loss reads
-        per_func, training = self._rewards_per_func, self.model.training
-        pairs = zip(self._completion_ids, self._ended, strict=True)
-        endings = torch.tensor([(len(ids), ended) for ids, ended in pairs], device=per_func.device)
-        endings = self.accelerator.gather(endings)
-        rewards = self._weighted(per_func)
+        self._scored = None  # log-probabilities of scoring; `_compute_loss` keeps its own there
+        training = self.model.training
+        endings = self._endings()
+        rewards = self._weighted(self._rewards_per_func)
         if penalized := with_penalties(self.args, rewards, *endings.T):
             rewards = penalized[WITH_PENALTIES]
             self._log_penalties(penalized, self._group())
         if not self._stock:
-            if training and self.num_generations == 1:  # TRL finds no spread in groups of one
+            if training and self.num_generations == 1:  # a group of one cannot have a spread
                 self._metrics["train"].pop("frac_reward_zero_std", None)
             if self.drops_groups and training:
-                self._drop_groups(output)
-            # counted here, since TRL's shuffle spreads a prompt over micro-batches and processes
-            lengths = self.accelerator.gather(loss_mask(output).sum(1)).view(-1, self._group())
-            tokens = lengths.sum(1, keepdim=True).expand_as(lengths).flatten()
-            output["prompt_tokens"] = tokens[self._mine(output)]
+                self._drop_groups(output)  # before the tokens of their prompts are counted
+            output["prompt_tokens"] = self._prompt_tokens(output)
             output["advantages"] = self._advantages(output, rewards, training)
             self._show_advantages(output)
         if training:
@@ -225,6 +221,21 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
                 self._record_generation(output, endings)
             self._carried["generation"] += 1
         return output
+
+    def _endings(self) -> Tensor:
+        """Return (B, 2) of all completions: how many tokens, and whether the model ended it."""
+        pairs = zip(self._completion_ids, self._ended, strict=True)
+        mine = [(len(ids), ended) for ids, ended in pairs]
+        return self.accelerator.gather(torch.tensor(mine, device=self._rewards_per_func.device))
+
+    def _prompt_tokens(self, output: Batch) -> Tensor:
+        """Return (B,) for each completion the tokens of all completions of its prompt.
+
+        A loss cannot count them: TRL's shuffle spreads a prompt over micro-batches and processes.
+        """
+        lengths = self.accelerator.gather(loss_mask(output).sum(1)).view(-1, self._group())
+        tokens = lengths.sum(1, keepdim=True).expand_as(lengths).flatten()
+        return tokens[self._mine(output)]
 
     def _show_advantages(self, output: Batch) -> None:
         """Put the row's advantages in the place of TRL's in the logged table of completions."""
@@ -341,19 +352,20 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
     @override
     def _compute_loss(self, model, inputs):
         loss = super()._compute_loss(model, inputs)
-        (logps, _, aux_loss), self._scored = self._scored, None
+        logps, _, aux_loss = self._scored
+        self._scored = None
         if self._stock:
             return loss
         mode = "train" if self.model.training else "eval"
         if self._row.surrogate != "clipped_ratio":  # TRL counts what that one clips
             for name in [n for n in self._metrics[mode] if n.startswith("clip_ratio/")]:
                 del self._metrics[mode][name]
-        steps = 1
-        if mode == "train" and self.loss_is_scaled_for_ga:  # else transformers divides
+        steps = 1  # what means over micro-batches are divided by, unless transformers does it
+        if mode == "train" and self.loss_is_scaled_for_ga:
             steps = self.current_gradient_accumulation_steps
         tokens = None
         if self._row.window == "window":
-            # DDP averages over processes what is a sum over them
+            # DDP takes the mean over processes of what adds up over them
             tokens = self._tokens_of_window(inputs, mode) / self.accelerator.num_processes
         loss = self.row_loss(inputs, logps, tokens)
         if tokens is None:
@@ -438,11 +450,12 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
     # Extends GRPOTrainer._load_optimizer_and_scheduler: the counterpart of `_save_state`.
     @override
     def _load_optimizer_and_scheduler(self, checkpoint):
+        """Load a checkpoint; on another number of processes, without the generation in use."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
         path = Path(checkpoint, STATE_FILE.format(self.args.process_index))
-        if not path.exists():  # another number of processes
+        if not path.exists():  # there are more processes now; the first one's has what all share
             path = Path(checkpoint, STATE_FILE.format(0))
         if not path.exists():
             if self._stock:
@@ -487,7 +500,7 @@ def mean_advantages(batch: Batch) -> Tensor:
 
 
 def _check(row: PolicyGradient, args: Any) -> None:
-    """Refuse another trainer than the row's, groups of one where it compares, odd windows."""
+    """Refuse a row that its trainer cannot compute, and numbers that do not go together."""
     if row.label.endswith("(trl)") and row.trainer != args.stock_trainer:
         raise InputError(
             f"{row.label} is TRL's {row.trainer}, not {args.stock_trainer}: use "
@@ -499,13 +512,14 @@ def _check(row: PolicyGradient, args: Any) -> None:
             f"{row.label} has {critic}: use Book{name.upper()}Trainer (recipes/{name}.py)."
         )
     estimate = look_up(book.advantages, row.advantage)
-    grouped = "num_generations" in inspect.signature(estimate).parameters
-    if grouped and args.num_generations_eval == 1 and row.label.endswith(("(chapter)", "(code)")):
+    compares = "num_generations" in inspect.signature(estimate).parameters  # a prompt's completions
+    # Stock rows are TRL's: it trains on 2 or more of each prompt, and evaluates on 1 as well.
+    if compares and args.num_generations_eval == 1 and row.label.endswith(("(chapter)", "(code)")):
         raise FieldError(
             "num_generations_eval",
             f"is 1, but {row.label} compares completions; write 2 or more, or leave it out",
         )
-    if args.num_generations < 2 and (grouped or row.label.endswith("(trl)")):
+    if args.num_generations < 2 and (compares or row.label.endswith("(trl)")):
         raise InputError(
             f"num_generations is 1, but {row.label} compares completions; write 2 or more."
         )
@@ -516,8 +530,9 @@ def _check(row: PolicyGradient, args: Any) -> None:
                 f"soft_punish_cache is {cache}; write 1 to max_completion_length ({limit})."
             )
     window, steps = args.gradient_accumulation_steps, args.steps_per_generation
-    reused = steps * args.num_iterations  # micro-batches that one generation feeds
-    if row.window == "window" and window % reused and reused % window:
+    fed = steps * args.num_iterations  # micro-batches that one generation feeds
+    # a window takes in whole generations, or a generation whole windows
+    if row.window == "window" and window % fed and fed % window:
         raise InputError(
             f"{row.label} is normalized over the accumulation window: make steps_per_generation "
             f"({steps}) x num_iterations ({args.num_iterations}) a multiple of "

@@ -18,6 +18,7 @@ from rlhf_trl import book
 from rlhf_trl.algorithms import of_the_row
 from rlhf_trl.book.aggregation import masked
 from rlhf_trl.errors import InputError, setting
+from rlhf_trl.evaluation.recorded_later import RecordedLater
 from rlhf_trl.losses import estimate_advantages
 from rlhf_trl.trainers import value_model
 from rlhf_trl.trainers.on_trl import Batch, with_signature_of
@@ -69,18 +70,20 @@ class BookPPOConfig(BookGRPOConfig):
         for name in ("value_model_name_or_path", "value_warmup_steps"):
             if self.value_model == "head" and getattr(self, name):
                 raise InputError(f"{name} is for a separate value model, not a head; remove one.")
+        # an optimizer or schedule that DeepSpeed makes knows no parameter groups of ours
         plugin = self.deepspeed_plugin
         deepspeed_keys = plugin.deepspeed_config.keys() if plugin else set()
         ignoring = " and ".join(sorted({"optimizer", "scheduler"} & deepspeed_keys))
         for name in ("value_learning_rate", "value_warmup_steps"):
-            if ignoring and getattr(self, name) != getattr(BookPPOConfig, name):  # the default
+            is_default = getattr(self, name) == getattr(BookPPOConfig, name)
+            if ignoring and not is_default:
                 raise InputError(
                     f"{name} needs parameter groups, and the DeepSpeed config's own "
                     f"{ignoring} would ignore them; remove one of the two."
                 )
 
 
-class BookPPOTrainer(BookGRPOTrainer):
+class BookPPOTrainer(RecordedLater, BookGRPOTrainer):
     """BookGRPOTrainer for rows with a critic.
 
     The value model is a module of the policy, named `value_model`; `save_model` writes the policy
@@ -99,6 +102,7 @@ class BookPPOTrainer(BookGRPOTrainer):
     @with_signature_of(GRPOTrainer.__init__)
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
+        self._unrecorded = {}
         self._with_values = False
         self._logps: Tensor | None = None
         self._values: Tensor | None = None
@@ -133,7 +137,8 @@ class BookPPOTrainer(BookGRPOTrainer):
         of_policy = args.model_init_kwargs or {}
         if "attn_implementation" in of_policy:
             options["attn_implementation"] = of_policy["attn_implementation"]
-        if "revision" in of_policy and not args.value_model_name_or_path:  # else of another model
+        starts_from_policy = not args.value_model_name_or_path
+        if "revision" in of_policy and starts_from_policy:
             options["revision"] = of_policy["revision"]
         loaded = value_model.load(source, policy, self.processing_class, **options)
         return loaded.to(self.args.device) if self.place_model_on_device else loaded
@@ -202,14 +207,16 @@ class BookPPOTrainer(BookGRPOTrainer):
     def _advantages(self, output: Batch, rewards: Tensor, training: bool) -> Tensor:
         """Return (B, T) advantages of this process; add old values and returns to the output.
 
-        If a single update follows (TRL then omits old log-probabilities), zeros hold their place:
-        `_critic` estimates them in the loss, from the added `token_rewards` and that forward's
-        values. But whitening and the log of completions need those of the whole generation now.
+        Values cost a forward of the value model. If a single update follows, the forward of its
+        loss gives the same ones: then the advantages returned are zeros, and `_critic` estimates
+        them from these values and the `token_rewards` that are added to the output. Whitening and
+        the log of completions cannot wait: they need those of the whole generation.
         """
         mine, mask = self._mine(output), loss_mask(output)
         rewards = rewards[mine]  # (B,)
         if self.beta:
             rewards = self._shaped(output, rewards)  # (B, T) where each token has a penalty
+        # TRL adds old log-probabilities only where further updates follow
         single_update = training and "old_per_token_logps" not in output
         if single_update and not (self.args.whiten_advantages or self.log_completions):
             if rewards.dim() == 1:
@@ -276,7 +283,7 @@ class BookPPOTrainer(BookGRPOTrainer):
             return optimizer
         named = (self.model if model is None else model).named_parameters()
         in_value_model = {id(p) for name, p in named if value_model.is_of_value_model(name)}
-        policy_groups, value_groups = [], []  # a group of both becomes one of each
+        policy_groups, value_groups = [], []  # each of the Trainer's groups becomes one of both
         for group in optimizer.param_groups:
             of_policy = [p for p in group["params"] if id(p) not in in_value_model]
             of_value_model = [p for p in group["params"] if id(p) in in_value_model]
@@ -305,6 +312,7 @@ class BookPPOTrainer(BookGRPOTrainer):
             )
 
         def held(factor):
+            """Return a schedule's factor of the learning rate, 0 while the policy is to wait."""
             return lambda step: 0.0 if step < warmup else factor(step)
 
         for group in range(self._policy_groups):

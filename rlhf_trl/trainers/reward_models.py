@@ -198,17 +198,12 @@ class BookRewardTrainer(_OnRewardTrainer):
             dataset = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
             return self._fitting(dataset, dataset_name, count, args)
         is_tokenized = "ranked_ids" in dataset.column_names
-        lengths = [len(ranked) for ranked in dataset["ranked_ids" if is_tokenized else "ranked"]]
-        for n, length in enumerate(lengths):
-            if length != lengths[0]:  # a batch has no place for where its lists end
-                raise InputError(
-                    f"dataset: row {n + 1} of the {dataset_name} data set ranks {length} "
-                    f"completions and row 1 {lengths[0]}; make all lists equally long."
-                )
+        _check_lists(dataset["ranked_ids" if is_tokenized else "ranked"], dataset_name)
         if is_tokenized:
             return dataset
 
         def tokenize(row: dict[str, Any]) -> dict[str, Any]:
+            """Return the ids of a row's texts, the best first."""
             encode = partial(self.reader.encode, processing_class, row["prompt"])
             return {"ranked_ids": [encode(completion).ids for completion in row["ranked"]]}
 
@@ -267,6 +262,17 @@ class BookRewardTrainer(_OnRewardTrainer):
         return results
 
 
+def _check_lists(lists: Sequence[Sequence[Any]], dataset_name: str) -> None:
+    """Refuse ranked lists of several lengths: a batch does not say where each of its lists ends."""
+    lengths = [len(ranked) for ranked in lists]
+    for n, length in enumerate(lengths):
+        if length != lengths[0]:
+            raise InputError(
+                f"dataset: row {n + 1} of the {dataset_name} data set ranks {length} "
+                f"completions and row 1 {lengths[0]}; make all lists equally long."
+            )
+
+
 def _longest(ids: list[int] | list[list[int]]) -> int:
     """Return the tokens of a text, or of the longest of several."""
     return len(ids) if isinstance(ids[0], int) else max(map(len, ids))
@@ -291,7 +297,7 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
     @with_signature_of(RewardTrainer.__init__)
     def __init__(self, model: Any, args: Any = None, **kwargs: Any):
         args = self._take(args, model)
-        labels = self.reader.num_labels
+        labels = self.reader.num_labels  # 1, or of a process model with classes 3
         meanwhile: dict[str, Any] = {}  # what the config holds while RewardTrainer is made
         if isinstance(model, str):
             bias = labels > 1 if args.head_bias is None else args.head_bias
@@ -305,7 +311,7 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
             raise InputError(
                 f"num_labels is {model.config.num_labels}, not {labels}; choose another model."
             )
-        model.config.num_labels = 1  # RewardTrainer insists on it
+        model.config.num_labels = 1  # RewardTrainer refuses others
         with fields_set(args, meanwhile):
             super().__init__(model, args=args, **_adapting("TOKEN_CLS", kwargs))
         self.model.config.num_labels = labels
@@ -323,6 +329,7 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
             self.reader.check_separator(processing_class, sorted(steps))
 
         def tokenize(row: dict[str, Any]) -> dict[str, Any]:
+            """Return ids and labels of a row's tokens, -100 but at places that are judged."""
             text, labels = self.labeled(processing_class, row)
             of_tokens = [-100] * len(text.ids)
             for place, label in zip(text.places, labels, strict=True):
@@ -333,6 +340,7 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
         dataset = self._tokenized(dataset, tokenize, "input_ids", dataset_name, args, **own)
         lost = count - len(dataset) if dataset_name == "train" else 0
         if lost and len({label for row in dataset["labels"] for label in row} - {-100}) < 2:
+            # rows of another label were there, but all of them were too long
             raise InputError(
                 f"max_length: without the {lost} rows of more than {args.max_length} tokens every "
                 "label is the same; raise max_length."
@@ -369,16 +377,20 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
             tensors["class_weights"] = torch.tensor(self.args.class_weights, device=logits.device)
         loss = scores_loss(self._row, self._parameters, **tensors)
         _count_tokens(self, inputs)
-        with torch.no_grad():
-            counted = labels != -100
-            predicted = logits.argmax(-1) if logits.dim() == 3 else (logits > 0).long()
-            right = ((predicted == labels) & counted).sum()
-            counts = self.accelerator.gather(torch.stack([right, counted.sum()])).view(-1, 2).sum(0)
-            self._logged["accuracy"].append((counts[0] / counts[1].clamp(min=1)).item())
-            if not self.model.training and self.reader.algorithm == "prm":  # for `_row_metrics`
-                rows = zip(logits.float().cpu(), labels.cpu(), counted.cpu(), strict=True)
-                self._rows = [(x[is_step], y[is_step].tolist()) for x, y, is_step in rows]
+        self._log_accuracy(logits.detach(), labels)
+        if not self.model.training and self.reader.algorithm == "prm":  # for `_row_metrics`
+            is_step = (labels != -100).cpu()
+            rows = zip(logits.detach().float().cpu(), labels.cpu(), is_step, strict=True)
+            self._rows = [(x[steps], y[steps].tolist()) for x, y, steps in rows]
         return (loss, outputs) if return_outputs else loss
+
+    def _log_accuracy(self, logits: Tensor, labels: Tensor) -> None:
+        """Log the share of tokens or steps with a label, over all processes, that are judged so."""
+        counted = labels != -100
+        predicted = logits.argmax(-1) if logits.dim() == 3 else (logits > 0).long()
+        right = ((predicted == labels) & counted).sum()
+        counts = self.accelerator.gather(torch.stack([right, counted.sum()])).view(-1, 2).sum(0)
+        self._logged["accuracy"].append((counts[0] / counts[1].clamp(min=1)).item())
 
     def _row_metrics(self, rows: list[tuple[Tensor, list[int]]], dataset: Any) -> dict[str, float]:
         if self.reader.algorithm == "orm":

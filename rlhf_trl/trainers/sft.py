@@ -48,13 +48,14 @@ class BookSFTTrainer(OnTRL, AnswersHeldOut, OverExamples, SFTTrainer):
         prepare = super()._prepare_dataset
 
         def prepared(rows, args, packing):
+            """Return rows as SFTTrainer prepares them; tokenized ones stay as they are."""
             return prepare(rows, processing_class, args, packing, formatting_func, dataset_name)
 
         if not isinstance(dataset, Dataset):
             return prepared(dataset, args, packing)
         unlimited = copy(args)
         unlimited.max_length = None  # so that nothing is cut at first
-        # tokenized, then cut, then packed: TRL leaves alone what an earlier pass has done
+        # step by step, so that rows can be counted: tokenized, then cut, and at the end packed
         whole = prepared(dataset, unlimited, False)
         fitting = prepared(whole, args, False)
         self.left_out[dataset_name] = len(whole) - len(fitting)

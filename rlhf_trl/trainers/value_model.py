@@ -44,9 +44,10 @@ def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **op
             f"{FIELD}: {source!r} has num_labels {config.num_labels}; name one with num_labels 1."
         )
     check_vocabulary(FIELD, source, config.get_text_config().vocab_size, policy, tokenizer, remote)
-    config.num_labels = 1
-    config.pad_token_id = policy.config.get_text_config().pad_token_id
-    for name, value in config.to_dict().items():  # attention's dropout is no module
+    config.num_labels = 1  # transformers makes two by default
+    config.pad_token_id = policy.config.get_text_config().pad_token_id  # or a batch is refused
+    # attention reads its dropout from the config; `disable_dropout_in_model` finds modules only
+    for name, value in config.to_dict().items():
         if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
             setattr(config, name, 0.0)
     remedy = "name a decoder whose architecture has one"
@@ -113,11 +114,13 @@ def attach(policy: Any, value_model: nn.Module) -> None:
     policy.add_module(NAME, value_model)
     is_head = isinstance(value_model, nn.Linear)
     keep_float32(value_model if is_head else value_model.score)
-    # a head reads the hidden states of the policy's trunk, of the one forward that asks for values
+    # A head reads the hidden states of the policy's trunk, in the one forward that asks for values:
+    # `remember` takes them out of the trunk, and `state_values` uses them.
     hidden_states: Tensor | None = None
     is_asked = False
 
     def remember(module: nn.Module, args: Any, output: Any) -> None:
+        """Keep what the trunk returns, once for each forward that asks for values."""
         nonlocal hidden_states, is_asked
         if is_asked:
             hidden_states, is_asked = output.last_hidden_state, False
@@ -126,10 +129,11 @@ def attach(policy: Any, value_model: nn.Module) -> None:
         policy.base_model.register_forward_hook(remember)
 
     def state_values(**inputs: Any) -> Tensor:
+        """Return (B, L) values: a head's, or those of a model that reads the inputs itself."""
         nonlocal hidden_states
         critic = policy.value_model
         if is_head:
-            hidden, hidden_states = hidden_states, None  # which hold a graph
+            hidden, hidden_states = hidden_states, None  # else their graph would stay in memory
             return critic(hidden).squeeze(-1)
         hidden = critic.base_model(**inputs, use_cache=False).last_hidden_state
         return critic.score(hidden).squeeze(-1)
@@ -138,6 +142,7 @@ def attach(policy: Any, value_model: nn.Module) -> None:
     def forward_with_values(
         *args: Any, with_values: bool = False, only_values: bool = False, **kwargs: Any
     ) -> Any:
+        """Run the policy, the value model, or both."""
         nonlocal is_asked
         if not (with_values or only_values):
             return forward(*args, **kwargs)
@@ -145,7 +150,7 @@ def attach(policy: Any, value_model: nn.Module) -> None:
         is_asked = is_head
         if only_values:
             if is_head:
-                policy.base_model(**inputs, use_cache=False)
+                policy.base_model(**inputs, use_cache=False)  # for `remember`
             return state_values(**inputs)
         output = forward(*args, **kwargs)
         return ScoredWithValues(**output, state_values=state_values(**inputs))

@@ -1,0 +1,78 @@
+"""What is wrong with a config whose keys do not go together, or whose values a library refuses."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlhf_trl.errors import InputError, key_named_in
+from rlhf_trl.run.config_files import Key, Written
+from rlhf_trl.run.config_types import Known, fields_of
+
+Choices = dict[Key, list[Any]]  # keys that decide what a block is, with the values that they need
+
+
+def settle_key_of_other_kind(
+    config: Written,
+    block: dict[str, Any],
+    path: Key,
+    kinds: Sequence[Any],
+    unmet_by_kind: Sequence[Choices],
+    chosen: Mapping[Key, Any],
+) -> None:
+    """Remove a key that the chosen kind of a block lacks, or refuse it where it was meant.
+
+    It was not meant where a later writer chose this kind: then it was written for the kind before.
+    A key that no kind has is left to the caller.
+
+    Args:
+        config: what files and command line write.
+        block: the block, which is changed.
+        path: the place of the key.
+        kinds: the dataclasses that the block may be.
+        unmet_by_kind: by kind, those of its choices that the config makes otherwise.
+        chosen: what the config has for each choice.
+    """
+    key = path[-1]
+    needed: Choices = {}  # the choices that the kinds with this key lack
+    for kind, unmet in zip(kinds, unmet_by_kind, strict=True):
+        if key in fields_of(kind):
+            needed |= unmet
+    if any(config.decided_after(choice, path) for choice in needed):
+        del block[key]
+    elif needed:
+        choice, values = next(iter(needed.items()))
+        name = ".".join(choice)
+        remedy = f"remove it, or write {name}: {' or '.join(values)}"
+        config.fail(path, f"is not read with {name}: {chosen[choice]}; {remedy}")
+
+
+def refusal_of(
+    cls: type, values: Mapping[str, Any], error: ValueError, config: Written, path: Key
+) -> InputError:
+    """Return the error about a dataclass that refuses its values: file, key and its message.
+
+    Args:
+        cls: the dataclass, of this package or of TRL.
+        values: what it was to be made of.
+        error: what it raised.
+        config: what files and command line write.
+        path: the place of the block; (): the whole config, in which the message may name a key.
+    """
+    message = " ".join(str(error).split())
+    if not path and (key := _key_at_fault(message, fields_of(cls), values)):
+        path = (key,)
+    return InputError(f"{config.source(path)}: {'.'.join(path) or cls.__name__}: {message}")
+
+
+def _key_at_fault(message: str, known: Known, given: Mapping[str, Any]) -> str | None:
+    """Return which key a library's message is about, or None where it does not say.
+
+    Messages of transformers have no backticks: there it is the first of the `given` keys that the
+    message spells, or else whose value it spells.
+    """
+    if "`" in message:
+        return key_named_in(message, known)
+    words = re.findall(r"\w+", message)
+    spelled = [word for word in words if word in given]
+    valued = [key for key, value in given.items() if value in words]
+    return next(iter([*spelled, *valued]), None)
