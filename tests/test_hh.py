@@ -82,8 +82,8 @@ def test_ten_pairs_train_a_reward_model_and_the_policies_of_a_pipeline(own_model
             more = (*more, "--reward_funcs", "[]", "--reward_model", str(judge))
         if recipe in ("ppo", "grpo"):
             more = (*more, "--num_generations", 2, "--per_device_train_batch_size", 2)
-        given = (*words(own_model, slice=part), *small, *more)
+        options = (*words(own_model, slice=part), *small, *more)
         config = ROOT / "configs" / "own" / recipe
-        folder, out = run(recipe, config, *given, folder=tmp_path / recipe)
+        folder, out = run(recipe, config, *options, folder=tmp_path / recipe)
         summary = json.loads((folder / "summary.json").read_text())
         assert (summary["steps"], summary["held_out"]) == (2, 2), out

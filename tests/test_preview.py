@@ -19,8 +19,8 @@ def numbers(tmp_path, recipe, rows, *words, **data):
     options = [word for key, value in data.items() for word in (f"--dataset.{key}", str(value))]
     held_out = () if data.keys() & {"eval_size", "eval_path"} else ("--dataset.eval_size", "null")
     config = str(ROOT / "configs" / "own" / f"{recipe}.yaml")
-    given = ("--dataset.path", str(path), "--eval_strategy", "no", *held_out, *options)
-    return preview(config, [*TINY, *given, *words])
+    options_of_run = ("--dataset.path", str(path), "--eval_strategy", "no", *held_out, *options)
+    return preview(config, [*TINY, *options_of_run, *words])
 
 
 def pair(prompt, chosen, rejected):
@@ -35,9 +35,9 @@ def test_pairs_of_which_some_repeat_and_some_are_equal(tmp_path):
         pair("abcdef", "x", "yyyyyyy"),
         pair("abcd", "same", "same"),  # no contrast
     ]
-    told = numbers(tmp_path, "dpo", rows)
-    assert told["left_out"] == {"chosen identical to rejected": 1}
-    assert told["train"] == {
+    result = numbers(tmp_path, "dpo", rows)
+    assert result["left_out"] == {"chosen identical to rejected": 1}
+    assert result["train"] == {
         "rows": 4,
         "prompts": 2,
         "repeated_rows": 1,
@@ -50,8 +50,8 @@ def test_pairs_of_which_some_repeat_and_some_are_equal(tmp_path):
             "prompt and answer": {"median": 7, "90%": 14, "longest": 14},  # 7 7 6 14
         },
     }
-    assert told["held_out"] is None and told["overlap"] == 0
-    assert (told["recipe"], told["algorithm"]) == ("dpo", "dpo (chapter)")
+    assert result["held_out"] is None and result["overlap"] == 0
+    assert (result["recipe"], result["algorithm"]) == ("dpo", "dpo (chapter)")
 
 
 LONG_PAIRS = [  # limit 10; tokens of prompt + longer answer
@@ -73,9 +73,9 @@ LONG_PAIRS = [  # limit 10; tokens of prompt + longer answer
     ],
 )
 def test_pairs_that_a_limit_cuts_or_drops(tmp_path, rule, counts):
-    told = numbers(tmp_path, "dpo", LONG_PAIRS, "--max_length", "10", "--overlong", rule)
-    assert told["limit"] == f"max_length 10, overlong: {rule}"
-    fates = {name: told["train"].get(name) for name in ("cut", "dropped", "identical")}
+    result = numbers(tmp_path, "dpo", LONG_PAIRS, "--max_length", "10", "--overlong", rule)
+    assert result["limit"] == f"max_length 10, overlong: {rule}"
+    fates = {name: result["train"].get(name) for name in ("cut", "dropped", "identical")}
     assert {name: count for name, count in fates.items() if count} == counts
 
 
@@ -87,9 +87,9 @@ def test_conversations_that_a_limit_cuts_and_rows_without_an_answer(tmp_path):
         {"messages": [said("user", "ab"), said("assistant", "cd"), said("user", "e")]},
         {"messages": [said("assistant", "cd")]},
     ]
-    told = numbers(tmp_path, "sft", rows, "--max_length", "16")
-    assert sum(told["left_out"].values()) == 2
-    train = told["train"]
+    result = numbers(tmp_path, "sft", rows, "--max_length", "16")
+    assert sum(result["left_out"].values()) == 2
+    train = result["train"]
     assert (train["rows"], train["cut"], train["dropped"]) == (3, 1, 1)
     # <|bos|><|user|>ab<|end|><|assistant|> and cd<|end|>
     assert train["tokens"]["prompt"] == {"median": 6, "90%": 24, "longest": 24}
@@ -112,13 +112,13 @@ def test_prompts_of_which_some_are_held_out_elsewhere(tmp_path):
     rows = [{"prompt": text, "answer": "7"} for text in ("ab", "abc", "abc", "a" * 300)]
     held_out = [{"prompt": text, "answer": "7"} for text in ("AB", "xyz", "xy", "ab  ")]
     path = write_lines(tmp_path / "held_out.jsonl", held_out)
-    told = numbers(tmp_path, "grpo", rows, "--max_completion_length", "20", eval_path=path)
-    assert told["left_out"] == {"to evaluate on: the prompt is trained on": 2}
-    assert (told["train"]["rows"], told["train"]["prompts"]) == (4, 3)
-    assert told["train"]["repeated_rows"] == 1
-    assert told["train"]["too_long"] == 1  # 300 + 20 in a context of 256
-    assert told["held_out"]["rows"] == told["held_out"]["prompts"] == 2
-    assert told["overlap"] == 0
+    result = numbers(tmp_path, "grpo", rows, "--max_completion_length", "20", eval_path=path)
+    assert result["left_out"] == {"to evaluate on: the prompt is trained on": 2}
+    assert (result["train"]["rows"], result["train"]["prompts"]) == (4, 3)
+    assert result["train"]["repeated_rows"] == 1
+    assert result["train"]["too_long"] == 1  # 300 + 20 in a context of 256
+    assert result["held_out"]["rows"] == result["held_out"]["prompts"] == 2
+    assert result["overlap"] == 0
 
 
 def test_a_reward_model_loses_pairs_over_the_limit(tmp_path):
@@ -131,12 +131,12 @@ def test_answers_that_would_be_sampled_are_not(capsys, monkeypatch):
     config = str(ROOT / "configs" / "tiny" / "dpo.yaml")
     words = ["--dataset.size", "9", "--dataset.eval_size", "4", "--max_samples", "7"]
     main(["preview", config, "--json", *words])
-    told = json.loads(capsys.readouterr().out)
-    assert told["notes"] == [
+    result = json.loads(capsys.readouterr().out)
+    assert result["notes"] == [
         "the answers are sampled from tiny when the run begins; here are the prompts"
     ]
-    assert (told["train"]["rows"], told["held_out"]["rows"]) == (7, 4)
-    assert told["train"]["tokens"].keys() == {"prompt"}
+    assert (result["train"]["rows"], result["held_out"]["rows"]) == (7, 4)
+    assert result["train"]["tokens"].keys() == {"prompt"}
 
 
 def test_the_table_has_both_sides(tmp_path, capsys, monkeypatch):
