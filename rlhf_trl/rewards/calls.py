@@ -52,7 +52,7 @@ class Calls:
         `args` are those of the run, and `limit` is in seconds; 0: none.
         """
         self._process = os.getpid()
-        self._before = Surroundings()  # as they were before all the calls that go on
+        self._before = Surroundings()  # settings of the process, before all the calls that go on
         self._folder, self._rank = Path(args.output_dir), args.process_index
         self._limit = limit or float("inf")
         self._current: dict[int, Call] = {}  # those that go on, by number

@@ -58,7 +58,7 @@ def load_reward_model(
         if not checked_texts:
             _check_fit(path, own_tokenizer, prompts, completions)
             checked_texts = True
-        # the trainers here say it, which know other end tokens as well; TRL's do not
+        # the trainers here hand it over, and know other end tokens, too; TRL's do not
         if finished is None:
             finished = [ids[-1:] == [tokenizer.eos_token_id] for ids in completion_ids]
         rows = zip(prompts, completions, finished, strict=True)
