@@ -69,7 +69,7 @@ class Formulation:
         """Refuse a value that a parameter cannot have."""
         if (name, None) not in PARAMETERS:  # not in the table: only a user's own row reads it
             return
-        if value is None and self.reads[name] is None:  # the default, which may lie outside the range
+        if value is None and self.reads[name] is None:  # the default, which fits no range
             return
         known = parameter(name, self.family)
         if known.choices:

@@ -141,12 +141,13 @@ class RowConfig:
         args.check_for(row)
         user_values = args._set_by_user(row)
         others = {n: find(n, args.formulation) for n in names(cls.kind.family, args.formulation)}
-        values = resolve(row, user_values, others, stock if is_stock else ())
+        values = resolve(row, user_values, others, passing=stock if is_stock else ())
         if missing := [name for name, value in values.items() if value == REQUIRED]:
             raise InputError(f"{row.label} needs {missing[0]}, which has no default; set it.")
         # in formulation "trl", fields that no row reads are TRL's, and keep what the user writes
         filled_in = {**stock, **user_values, **values} if is_stock else {**stock, **values}
-        args._fill_in(filled_in, LOSS_FIELDS | values.keys(), user_values.keys())
+        decided = LOSS_FIELDS | values.keys()
+        args._fill_in(filled_in, decided, user_values=user_values.keys())
         if clashing := contradicted(row, values):  # only in formulation trl: a loss without a row
             algorithm, row = None, replace(row, label=f"{row.label} but for {', '.join(clashing)}")
         parameters = {n: values[n] for n in row.reads if values.get(n) is not None}

@@ -70,7 +70,8 @@ def _always(log: list[dict], key: str, value: float) -> bool:
 def table(evaluations: dict[int, dict[str, Any]]) -> str:
     """Return the before/after table: every score, then sample answers side by side.
 
-    Questions that were not asked both times (a run may go on with other data) have no sample.
+    Each evaluation, by its step, has `metrics` and `answers` (see `held_out.shown`). Questions that
+    were not asked both times (a run may go on with other data) have no sample.
     """
     ends = _ends(evaluations)
     names = {
@@ -194,7 +195,10 @@ def training_metrics(log: list[dict]) -> dict[int, dict[str, Any]]:
 
 
 def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
-    """Return the last line of a run: of its evaluations, or of `training_metrics`."""
+    """Return the last line of a run: of its evaluations, or of `training_metrics`.
+
+    `tasks` are the gym's whose questions were asked.
+    """
     if not evaluations:
         return f"trained with seed {seed}; nothing is held out or logged"
     # the first and the last evaluation; one where they are the same

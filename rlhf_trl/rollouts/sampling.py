@@ -38,7 +38,7 @@ def sampler(model: Any, args: Any, config: Any, record: Record) -> Sampler | Non
         args: the config of the trainer, of which the folder, the length of answers, the batch size
             and the device are read.
         config: the block.
-        record: the `rollouts:` block.
+        record: the `rollouts:` block, or "off".
     """
     if isinstance(config, FileData):
         return None
@@ -71,7 +71,7 @@ def kept_samples(
         model: the `ModelConfig` of the model that answers.
         args: of the run.
         seed: of the samples.
-        record: the `rollouts:` block.
+        record: the `rollouts:` block, or "off".
         rows: the questions.
         count: answers to each.
         side: "train" or "held-out".

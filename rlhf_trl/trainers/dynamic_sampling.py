@@ -72,7 +72,7 @@ class DynamicSampling:
         A group that has none is replaced by another prompt's, for `_rounds` rounds at most. Rows
         are those of `_roll_out`; rewards have a column for each reward function.
         """
-        self._check_plain(inputs)
+        self._check_plain(inputs)  # without tools, images and their like
         size = self.num_generations
         rows, rewards = self._roll_out(inputs)
         uniform = self._without_contrast(rewards)  # numbers of groups, over all processes

@@ -467,7 +467,8 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
                 f"{self._row.label} cannot go on as it would have; name another checkpoint."
             )
         state = torch.load(path, map_location=self.args.device.type, weights_only=True)
-        self._carried, self._step = self._carried | state["carried"], state["step"]
+        self._carried = self._carried | state["carried"]  # what this lacks starts as in a new run
+        self._step = state["step"]
         if state["world_size"] == self.args.world_size:  # else TRL generates anew
             self._buffered_inputs = state["buffered_inputs"]
             self._window_tokens = state["window_tokens"]

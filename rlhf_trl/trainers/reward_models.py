@@ -336,8 +336,8 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
                 of_tokens[place] = label
             return {"input_ids": text.ids, "labels": of_tokens}
 
-        own = {"remove_columns": dataset.column_names}
-        dataset = self._tokenized(dataset, tokenize, "input_ids", dataset_name, args, **own)
+        options = {"remove_columns": dataset.column_names}  # of `map`
+        dataset = self._tokenized(dataset, tokenize, "input_ids", dataset_name, args, **options)
         lost = count - len(dataset) if dataset_name == "train" else 0
         if lost and len({label for row in dataset["labels"] for label in row} - {-100}) < 2:
             # rows of another label were there, but all of them were too long
