@@ -135,7 +135,7 @@ def _choose_last_token(path: str, config: Any, own_tokenizer: Any, args: Any) ->
 
 
 def _with_adapter(path: str, file: Path, auto: Any) -> tuple[Any, set[str]]:
-    """Return the base that an adapter's config, `file`, names, merged with it; and what both lack."""
+    """Return the base that an adapter's config `file` names, merged with it, and what both lack."""
     from peft import PeftModel, load_peft_weights
     from transformers import AutoConfig
 
