@@ -127,8 +127,8 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
         # tokens of each accumulation window (optimizer step) that the generation is learned in
         self._window_tokens: Tensor | None = None
         super().__init__(model, args=args, **kwargs)
-        # reward functions that ask get to know which completions the model ended by itself; of
-        # a stock run only those that name the argument ask, since TRL hands over no such one
+        # reward functions that ask get to know which completions the model ended by itself; in
+        # a stock run, taking any keyword is not asking: TRL hands over no such argument
         self.reward_funcs = [
             with_finished(function, lambda: self._finished, only_by_name=self._stock)
             for function in self.reward_funcs
