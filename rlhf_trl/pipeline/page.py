@@ -119,7 +119,7 @@ def learned_from(results: Results, stage: str) -> str:
     learns_answers = results.stages[stage]["recipe"] == "recipes/sft.py"
     sources = []
     for name in config.get("reward_funcs") or []:
-        sources.append(f"right answers ({name})" if name == results.gold else f"reward {name}")
+        sources.append(f"right answers ({name})" if name == results.gold else f"the reward {name}")
     if config.get("reward_model"):
         sources.append(_judge(results, config["reward_model"]))
     if not sources and data.get("scored_by"):
