@@ -206,7 +206,7 @@ class CheckedConfig(Written):
         if len(kinds) == 1:
             return kinds[0]
         choices_by_kind = [_choices(kind, path) for kind in kinds]
-        chosen: dict[Key, Any] = {}
+        chosen: dict[Key, Any] = {}  # what the config has for each choice of any kind
         # a choice that is not written is the first kind's, which comes last here and so stays
         for choices in reversed(choices_by_kind):
             for choice, values in choices.items():
@@ -283,9 +283,9 @@ class CheckedConfig(Written):
         # of tuple[X, X], as TRL has no tuple of several types.
         item_kind = (type_args(member) or (Any,))[-1]
         if isinstance(value, list):
-            return [self.check(v, item_kind, (*path, str(i))) for i, v in enumerate(value)]
+            return [self.check(item, item_kind, (*path, str(i))) for i, item in enumerate(value)]
         if isinstance(value, dict):
-            return {key: self.check(v, item_kind, (*path, key)) for key, v in value.items()}
+            return {key: self.check(item, item_kind, (*path, key)) for key, item in value.items()}
         if (choices := choices_of(member)) and value not in choices:
             self.refuse_choice(value, choices, path)
         if isinstance(value, float) and isnan(value):
@@ -335,7 +335,7 @@ class CheckedConfig(Written):
                 raise refusal_of(member, value, error, self, path) from error
         if isinstance(value, list):
             item_kind = (type_args(member) or (Any,))[0]  # all items are of one, as in `check`
-            built = [self.build(v, item_kind, (*path, str(i))) for i, v in enumerate(value)]
+            built = [self.build(item, item_kind, (*path, str(i))) for i, item in enumerate(value)]
             return tuple(built) if shape_of(member) is tuple else built
         if isinstance(value, dict):
             return copied(value)  # TRL may change its own, and `Loaded.given` keeps what is written

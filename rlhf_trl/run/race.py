@@ -199,7 +199,7 @@ def _read(folder: Path) -> dict[str, Any]:
     for key in CURVES:
         if key in summary["before"]:
             final.setdefault("start", summary["before"][key])
-    # over all steps, also those that the model which is kept has not trained
+    # over all steps, also those after the one whose model is kept
     final["curve"] = [
         [entry["step"], entry[key]] for entry in log for key in CURVES if key in entry
     ]

@@ -259,7 +259,7 @@ def roll_out(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any) -> tuple[
     rewards = score() if rewards_path is None else kept_lines(rewards_path, score)
     correctness = correctness_of(own, data)
     if correctness is None:
-        return Rollouts(rows, answers, rewards, None), None
+        return Rollouts(rows, answers, rewards, labels=None), None
     # of no file and quickly done: every process computes all, so that nothing is gathered
     right = in_batches(partial(_rewards, [correctness], answers), args, rows, count, dealt=False)
     labels = [[value == 1 for value in row] for row in right]
