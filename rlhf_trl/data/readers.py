@@ -131,7 +131,9 @@ def split_prompt(row: Row) -> Row | str:
     if isinstance(prompt, str) and prompt and all(m["role"] == "system" for m in before):
         before = [*before, _said("user", prompt)]
     row = row | {side: conversation[-1:] for side, conversation in conversations.items()}
-    return row | {"prompt": before} if before else row
+    if before:
+        row = row | {"prompt": before}
+    return row
 
 
 def _said(role: str, text: str) -> dict[str, str]:

@@ -46,7 +46,7 @@ def pipeline(
     if plan.folder.is_file():
         raise InputError(f"output_dir: {plan.folder} is a file; name a folder.")
     plan.folder.mkdir(parents=True, exist_ok=True)
-    hold(plan.folder)
+    hold(plan.folder)  # refuses one that another process works in
     for name, planned in plan.stages.items():
         planned.write(_config_of(plan, name))
     to_do = [_job(plan, name, seed, words) for seed in range(seeds) for name in plan.stages]
@@ -136,14 +136,16 @@ def _answer(plan: Plan, seed: int, reference: str) -> None:
         "samples": answers.samples,
         "options": answers.options,
         "weights": {
-            str(run): s.get("model_sha256") for run, s in zip(runs, summaries, strict=True)
+            str(run): summary.get("model_sha256")
+            for run, summary in zip(runs, summaries, strict=True)
         },
     }
-    done, lines = (plan.folder / "answers" / f"seed-{seed}{kind}" for kind in (".json", ".jsonl"))
-    if done.is_file() and json.loads(done.read_text()).get("asked") == asked:
+    answers_file = plan.folder / "answers" / f"seed-{seed}.jsonl"
+    numbers_file = answers_file.with_suffix(".json")  # is there once all have answered
+    if numbers_file.is_file() and json.loads(numbers_file.read_text()).get("asked") == asked:
         return
     print(f"seed {seed}: {len(models)} models answer", flush=True)
-    part = lines.with_name(f".{lines.name}.part")
+    part = answers_file.with_name(f".{answers_file.name}.part")
     part.unlink(missing_ok=True)  # left by a pipeline that was killed
     numbers = evaluate(
         models,
@@ -155,8 +157,9 @@ def _answer(plan: Plan, seed: int, reference: str) -> None:
         as_json=True,
         samples=answers.samples,
     )
-    os.replace(part, lines)
-    write_json(done, {**json.loads(numbers), "answers": str(lines), "asked": asked})
+    os.replace(part, answers_file)
+    content = {**json.loads(numbers), "answers": str(answers_file), "asked": asked}
+    write_json(numbers_file, content)
 
 
 def _words(options: dict[str, Any], block: str = "") -> list[str]:

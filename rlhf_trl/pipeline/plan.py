@@ -155,6 +155,7 @@ def _stage(
     for key in sorted(stage.reads):
         value = _value(values, key)
         models = [model for model in (value if isinstance(value, list) else [value]) if model]
+        # a key names earlier stages, which the pipeline fills in, or models that are there already
         if models and all(model in earlier for model in models):
             inputs[key] = models
         else:
@@ -211,6 +212,7 @@ def _answers(path: str, own: dict[str, Any], stages: Mapping[str, PlannedStage])
     prompted = [name for name in policies if stages[name].stage.prompted]
     if not policies:
         raise InputError(f"{path}: no stage trains a policy, so nobody could answer; add one.")
+    # by default the first stage that samples while it trains, if any does
     own.setdefault("prompts_of", (prompted or policies)[0])
     judges = [name for name, planned in stages.items() if planned.stage.makes == "reward_model"]
     for key, names in (("prompts_of", policies), ("proxy", judges)):

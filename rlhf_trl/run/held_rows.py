@@ -69,7 +69,7 @@ class HeldRows:
         columns = self._read(policy, texts)  # by side, what the model makes of each row's text
         if self.noun == "answers":
             scores, counts = answer_scores(columns[0])
-            return scores, dict.fromkeys(scores, counts)
+            return scores, dict.fromkeys(scores, counts)  # a row weighs as much as it has tokens
         reference = None
         if self._reference is not None:
             reference_texts, reference_columns = self._reference
@@ -115,9 +115,10 @@ def compared_texts(tokenizer: Any, row: Row, sides: Sequence[str], args: Any) ->
 
 
 def answer_text(tokenizer: Any, row: Row, loaded: Loaded) -> list[Text] | None:
-    """Return prompt and answer of a row, of the tokens that SFTTrainer makes of them.
+    """Return prompt and answer of a row as one text, of the tokens that SFTTrainer makes of them.
 
-    `dataset.turns` says which of them count; None: none of them is left by max_length.
+    It is in a list, as in `compared_texts`. `dataset.turns` says which tokens count; None: none of
+    those that do is left by max_length.
     """
     args = loaded.trl
     options: dict[str, Any] = {}

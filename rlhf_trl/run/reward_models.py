@@ -84,7 +84,8 @@ def write_scores(trainer: Any, folder: Path, title: str) -> None:
     if scores:
         write_candidates(folder, trainer.candidates, scores)
         panels["candidates"] = trainer.ranking()
-    # a row is (logits, labels) of a trace, or the scores of the answers to a prompt
+    # a row is (logits, labels) of a text whose tokens are judged, or the scores of the answers to a
+    # prompt; of an ORM, candidates alone are drawn
     if trainer.reader.algorithm == "prm" and any(labels for _, labels in rows):  # there are steps
         probabilities = [good(logits).tolist() for logits, _ in rows]
         predicted = [judged_class(logits) for logits, _ in rows]

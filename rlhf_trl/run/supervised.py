@@ -97,7 +97,7 @@ def _decide_what_is_trained(loaded: Loaded[Any, Any]) -> None:
             f"packing_strategy: {args.packing_strategy} cuts examples, so that parts are trained "
             "without their prompt (and wrapped ones see each other); write bfd."
         )
-    if not isinstance(own.dataset, FileData):
+    if not isinstance(own.dataset, FileData):  # of prompt and completion, TRL trains the latter
         return
     if "demonstrator" in loaded.given:
         raise InputError(
