@@ -176,6 +176,17 @@ def test_the_data_of_the_first_stage_with_pairs_are_counted(tmp_path, trained):
     assert trained["previews"][1][0] == f"{tmp_path}/alone/configs/other.yaml"
 
 
+def test_a_stage_may_read_models_of_stages_and_others(tmp_path, trained):
+    teachers = {"config": f"{TINY}/opd.yaml", "teacher_models": ["dpo", "owner/name", "reward"]}
+    stages = {**STAGES, "opd": teachers}
+    job = command._job(read_plan(written(tmp_path, stages=stages)), "opd", 1, [])
+    out = tmp_path / "out"
+    place = job.words.index("--teacher_models")
+    named = [f"{out}/dpo/seed-1/model", "owner/name", f"{out}/reward/seed-1/model"]
+    assert job.words[place + 1 : place + 4] == named
+    assert job.after == [out / "dpo" / "seed-1", out / "reward" / "seed-1"]
+
+
 def test_a_model_that_was_trained_anew_answers_anew(tmp_path, trained):
     pipeline(written(tmp_path))
     path = tmp_path / "out" / "grpo" / "seed-0" / "summary.json"

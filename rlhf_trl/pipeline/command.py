@@ -74,11 +74,17 @@ def _job(plan: Plan, name: str, seed: int, more: Sequence[str]) -> Job:
     """Return the run of a stage with a seed, and with `more` options of its recipe."""
     planned = plan.stages[name]
     inputs: list[str] = []
+    reads = []
     for key, models in planned.inputs.items():
-        inputs += [f"--{key}", *(str(_run_of(plan, model, seed) / "model") for model in models)]
+        inputs.append(f"--{key}")
+        for model in models:
+            if model in plan.stages:
+                reads.append(_run_of(plan, model, seed))
+                inputs.append(str(reads[-1] / "model"))
+            else:  # in a folder, or on the hub
+                inputs.append(model)
     own = ["--config", str(_config_of(plan, name)), "--seed", str(seed)]
     words = join_options(own, more, inputs)
-    reads = [_run_of(plan, model, seed) for models in planned.inputs.values() for model in models]
     return Job(_run_of(plan, name, seed), planned.stage.script, words, reads, kind=name)
 
 
