@@ -66,7 +66,11 @@ def test_runs_save_and_end_with_who_started_them(tmp_path, number):
     started = [tmp_path / name / "saved.started" for name in "ab"]
     saved = [tmp_path / name / "saved" for name in "ab"]
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        # what runs in the background of a shell ignores SIGINT, and so would its children
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert until(lambda: all(path.exists() for path in started))
         process.send_signal(number)

@@ -74,7 +74,7 @@ def sections_of(results: Results) -> dict[str, Any]:
     """Return what the page shows, apart from the figures: tables, sentences and texts."""
     table = [
         {
-            "model": line["model"],
+            "model": line["model"],  # before `line`, for the order of the columns
             "learned from": learned_from(results, name) if name in results.stages else "-",
             **line,
         }
@@ -117,9 +117,9 @@ def learned_from(results: Results, stage: str) -> str:
     config = results.config(stage)
     data = config.get("dataset", {})
     learns_answers = results.stages[stage]["recipe"] == "recipes/sft.py"
-    sources = []
+    sources = []  # rewards; of a stage without any, the data
     for name in config.get("reward_funcs") or []:
-        sources.append(f"right answers ({name})" if name == results.gold else f"reward {name}")
+        sources.append(f"right answers ({name})" if name == results.gold else f"the reward {name}")
     if config.get("reward_model"):
         sources.append(_judge(results, config["reward_model"]))
     if not sources and data.get("scored_by"):

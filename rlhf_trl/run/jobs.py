@@ -106,7 +106,7 @@ def do_all(jobs: Sequence[Job], side_by_side: int = 1, accelerate: str | None = 
     if accelerate is not None and not Path(accelerate).is_file():
         raise InputError(f"--accelerate: {accelerate} is not a file; name one as in configs/.")
     state = _Jobs([job for job in jobs if not is_done(job)])
-    count, total = len(jobs) - len(state.waiting), len(jobs)
+    finished_count, total = len(jobs) - len(state.waiting), len(jobs)
     with _passing_signals_on(state):
         while state.running or (state.waiting and not (state.signal or state.failure)):
             while len(state.running) < side_by_side and not (state.signal or state.failure):
@@ -118,21 +118,21 @@ def do_all(jobs: Sequence[Job], side_by_side: int = 1, accelerate: str | None = 
             for run in _ended(state.running):
                 error = _failure_of(run)
                 if error is None:
-                    count += 1
+                    finished_count += 1
                     seconds = time.monotonic() - run.started
                     state.seconds.setdefault(run.job.kind, []).append(seconds)
                     lines = run.printed().splitlines() or ["done"]
-                    line = f"[{count}/{total}] {run.job.folder}: {lines[-1]}"
+                    line = f"[{finished_count}/{total}] {run.job.folder}: {lines[-1]}"
                     if state.waiting or state.running:
                         line += f" ({state.time_left(side_by_side)})"
                     print(line, flush=True)
-                elif not state.signal:
+                elif not state.signal:  # a run that was told to stop has not failed
                     state.failure = state.failure or error
             time.sleep(POLL if state.running else 0)
     if state.signal:
         name = signal.Signals(state.signal).name
         print(f"stopped by {name}; the same command goes on from what is saved", flush=True)
-        raise Stopped(128 + state.signal)
+        raise Stopped(128 + state.signal)  # the exit status that shells give to it
     if state.failure:
         raise state.failure
     for job in jobs:  # refuses results of a config that was edited while the others ran
@@ -209,8 +209,9 @@ def _start(job: Job, accelerate: str | None) -> _Running:
     """Start a run in a process group of its own, or go on with it from its newest checkpoint."""
     job.folder.mkdir(parents=True, exist_ok=True)
     write_json(job.folder / ASKED, request(job))
+    own = ["--output_dir", str(job.folder), "--disable_tqdm", "true"]
+    own += ["--resume_from_checkpoint", "auto"]  # where it has none, this is a start
     config = accelerate or str(home() / "configs" / "accelerate" / "cpu.yaml")
-    own = ["--output_dir", str(job.folder), "--disable_tqdm", "true", "--resume_from_checkpoint"]
     command = [
         sys.executable,
         "-m",
@@ -219,8 +220,8 @@ def _start(job: Job, accelerate: str | None) -> _Running:
         "--config_file",
         config,
         str(home() / job.recipe),
-        *join_options(job.words, [*own, "auto"]),
-        "--traceback",
+        *join_options(job.words, own),
+        "--traceback",  # which `_failure_of` shows where it is asked for
     ]
     one_thread = {} if accelerate else {"OMP_NUM_THREADS": "1"}
     with (job.folder / PRINTED).open("ab") as printed:
@@ -228,7 +229,7 @@ def _start(job: Job, accelerate: str | None) -> _Running:
         process = subprocess.Popen(
             command,
             env={**os.environ, **one_thread},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,  # runs side by side would share the terminal
             stdout=printed,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # signals reach it through `do_all` alone
