@@ -172,6 +172,7 @@ def test_what_a_stage_learned_from(folder):
             "dpo",
             {"dataset": {"pairs": "on_policy", "scored_by": judge}},
         ),
+        "steps that are right or wrong": ("prm", {"algorithm": "prm", "dataset": {}}),
         "answers of chats.jsonl": ("sft", {"dataset": {"path": "chats.jsonl"}}),
         "labels of pairs.jsonl": ("dpo", {"dataset": {"path": "pairs.jsonl"}}),
     }

@@ -34,6 +34,11 @@ DEMONSTRATORS = {
     "imperfect": "answers of an imperfect demonstrator",
     "hinted": "answers of a demonstrator with hints",
 }
+LABELED = {  # of reward models that learn from other data than pairs
+    "orm": "answers that are right or wrong",
+    "prm": "steps that are right or wrong",
+    "kwise": "lists ranked by the right answers",
+}
 # Columns of the costs: their heading, and the file, key, factor and digits of the number.
 COSTS = {
     "CPU s": ("cost.json", "cpu_seconds", 1, 1),
@@ -128,6 +133,8 @@ def learned_from(results: Results, stage: str) -> str:
         sources.append(f"{'answers' if learns_answers else 'labels'} of {data['path']}")
     elif not sources and learns_answers:
         sources.append(DEMONSTRATORS[config.get("demonstrator", "imperfect")])
+    elif not sources and (algorithm := config.get("algorithm")) in LABELED:
+        sources.append(LABELED[algorithm])
     elif not sources:
         kind = data.get("pairs", "offline").replace("_", "-")
         sources.append(f"{kind} pairs ranked by the right answers")
