@@ -115,7 +115,7 @@ def test_a_job_waits_for_those_that_it_reads(tmp_path, config, monkeypatch, stan
 def test_the_time_left_is_that_of_jobs_of_the_same_kind(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     waiting = [Job(Path("x"), "r", (), kind="slow"), Job(Path("y"), "r", (), kind="new")]
-    state = jobs._Jobs(waiting, seconds={"slow": [600.0], "fast": [0.0, 120.0]})
+    state = jobs._Jobs(waiting, 5, 3, seconds={"slow": [600.0], "fast": [0.0, 120.0]})
     # 600 s of the slow one; a new kind takes the mean of all three, 240 s
     assert state.time_left(1) == "about 14 min left"
     assert state.time_left(2) == "about 7 min left"
