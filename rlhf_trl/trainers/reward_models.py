@@ -199,7 +199,7 @@ class BookRewardTrainer(_OnRewardTrainer):
             return self._fitting(dataset, dataset_name, count, args)
         is_tokenized = "ranked_ids" in dataset.column_names
         _check_lists(dataset["ranked_ids" if is_tokenized else "ranked"], dataset_name)
-        if is_tokenized:
+        if is_tokenized:  # as it is, like TRL's tokenized pairs
             return dataset
 
         def tokenize(row: dict[str, Any]) -> dict[str, Any]:
