@@ -189,7 +189,7 @@ class BookRewardTrainer(_OnRewardTrainer):
     # Extends RewardTrainer._prepare_dataset, which knows pairs only and may leave nothing.
     @override
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
-        if self._stock or isinstance(dataset, IterableDataset):
+        if self._stock or isinstance(dataset, IterableDataset):  # of streams, only plain pairs come
             return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         count = len(dataset)
         if self.reader.formulation == "code" and "margin" in dataset.column_names:
