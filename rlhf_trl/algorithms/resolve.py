@@ -40,7 +40,7 @@ def resolve(
     """
     reads = {**row.reads, **row.trainer_reads}
     settings = row.fixed({name: user_values[name] for name in row.reads if name in user_values})
-    if passing:  # of stock TRL: all that contradicts replaces what is fixed, unless a rival is nearer
+    if passing:  # what contradicts replaces what the row fixes, unless another row is nearer
         clashing = contradicted(row, user_values)
         rivals = [other for other in others.values() if other.trainer == row.trainer]
         if all(len(contradicted(other, user_values)) >= len(clashing) for other in rivals):
