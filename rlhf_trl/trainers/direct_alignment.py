@@ -336,7 +336,7 @@ class BookKTOTrainer(Aligned, KTOTrainer):
         kl_logps = self.accelerator.gather(kl_logps)  # of all processes, as TRL's reference point
         ref_kl_logps = self.accelerator.gather(inputs["ref_KL_logps"])
         if self.reference_point == "rejected":
-            # the book's code takes those of this process's micro-batch: rejected ones, or all if one
+            # the book's code takes those of this micro-batch alone: rejected ones, or all if one
             of_point = ~chosen if (~chosen).sum() > 1 else torch.ones_like(chosen)
             kl_logps, ref_kl_logps = logps[of_point].detach(), ref_logps[of_point]
             z = book.preference.kto_reference_point(kl_logps, ref_kl_logps)
