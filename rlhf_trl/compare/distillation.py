@@ -173,7 +173,7 @@ def of_policy(window: policy.PolicyWindow, side: Book) -> DistillationView:
     completion, see `_demonstrations`. A completion without one does not count.
     """
     view = window.view()
-    student = view.policy.model
+    student = view.policy.model  # `policy` has the gradients in this model's parameters
     mask = view.mask.clone()
     teacher_ids = dict(window.ids)
     if "teacher" in side.row.trainer_reads:  # SDPO, whose teacher is a version of the student
@@ -235,6 +235,7 @@ def _teacher_prompts(
     chats = []
     for place, demonstration in enumerate(demonstrations):
         first = place // group_size * group_size  # whose prompt the whole group shares
+        # roles are special tokens, so what is left of the chat is the text of its one message
         prompt = tokenizer.decode(window.ids["prompt_ids"][first], skip_special_tokens=True)
         if demonstration is not None:
             prompt += template.format(demonstration=demonstration)
@@ -256,7 +257,7 @@ def build_trainer(
     """
     words = policy.WORDS[: ROWS * batch.accumulation // GROUP]  # each is a prompt
     examples = [{"prompt": [{"role": "user", "content": word}]} for word in words]
-    window = {
+    window_fields = {
         "per_device_train_batch_size": ROWS,
         "max_completion_length": policy.LIMIT,
         "gradient_accumulation_steps": batch.accumulation,
@@ -264,7 +265,7 @@ def build_trainer(
     }
     if config.__name__.startswith("SDPO"):
         # the second use of a generation is measured, see `_run_sdpo`
-        window |= {"num_generations": GROUP, "num_iterations": 2}
+        window_fields |= {"num_generations": GROUP, "num_iterations": 2}
         arguments.setdefault("reward_funcs", [policy.right, policy.has_format])
     else:
         examples = [example for example in examples for _ in range(GROUP)]
@@ -272,10 +273,11 @@ def build_trainer(
         # the first half. SDPO is not measured at scale.
         examples *= 2
         arguments.setdefault("teacher_model", _teacher_with_dropout())
-    built = make_trainer(trainer, config, window | dict(fields), examples, **arguments)
+    config_fields = window_fields | dict(fields)
+    built = make_trainer(trainer, config, config_fields, examples, **arguments)
     measure.check_generation(built)
-    # No batch of distillation stands for tokens of a tool. Rewards are read by no loss here, so the
-    # batch whose rewards are those of a model gets such tokens in addition.
+    # DistillationTrainer masks the tokens of a tool, and no other batch that it is measured on has
+    # any. It reads no rewards, so `scored`, the batch with those of a model, has such tokens here.
     has_tools = batch.rewards == "model"
     measure.fix_completions(built, policy.completion(batch.ragged), tools=has_tools)
     return built

@@ -127,7 +127,8 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
         # tokens of each accumulation window (optimizer step) that the generation is learned in
         self._window_tokens: Tensor | None = None
         super().__init__(model, args=args, **kwargs)
-        # reward functions that ask get to know which completions the model ended by itself
+        # reward functions that ask get to know which completions the model ended by itself; in
+        # a stock run, taking any keyword is not asking: TRL hands over no such argument
         self.reward_funcs = [
             with_finished(function, lambda: self._finished, only_by_name=self._stock)
             for function in self.reward_funcs
@@ -138,7 +139,8 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
             self.epsilon_high = self._parameters["epsilon_high"] + offset
         self._correctness = self._reward_column("correctness_reward")
         self._format = self._reward_column("format_reward")
-        self._rounds = args.dynamic_sampling_rounds if self._counts_examples() else 0
+        has_rounds = self._counts_examples()  # true for rounds, and for nothing else
+        self._rounds = args.dynamic_sampling_rounds if has_rounds else 0
         # where `_rounds` draws no new ones, the book's code leaves groups without contrast out
         is_books_dapo = self._algorithm == "dapo" and self._formulation == "code"
         self.drops_groups = is_books_dapo and not self._rounds
@@ -352,8 +354,8 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
     @override
     def _compute_loss(self, model, inputs):
         loss = super()._compute_loss(model, inputs)
-        logps, _, aux_loss = self._scored
-        self._scored = None
+        logps, _entropies, aux_loss = self._scored
+        self._scored = None  # else the graph would outlive the step
         if self._stock:
             return loss
         mode = "train" if self.model.training else "eval"
@@ -465,7 +467,8 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
                 f"{self._row.label} cannot go on as it would have; name another checkpoint."
             )
         state = torch.load(path, map_location=self.args.device.type, weights_only=True)
-        self._carried, self._step = self._carried | state["carried"], state["step"]
+        self._carried = self._carried | state["carried"]  # what this lacks starts as in a new run
+        self._step = state["step"]
         if state["world_size"] == self.args.world_size:  # else TRL generates anew
             self._buffered_inputs = state["buffered_inputs"]
             self._window_tokens = state["window_tokens"]

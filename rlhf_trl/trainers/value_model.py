@@ -214,7 +214,7 @@ def save(folder: str, policy: Any, state: Mapping[str, Tensor] | None, tokenizer
         return
     trunk, own = split(state)
     if is_head:
-        names = model.state_dict().keys()
+        names = model.state_dict().keys()  # a trunk, and `score`, whose weight is all of a head
         own = {n: t for n, t in trunk.items() if n in names} | {"score.weight": own["weight"]}
     model.save_pretrained(folder, state_dict=own)
     tokenizer.save_pretrained(folder)
