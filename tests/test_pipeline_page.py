@@ -71,13 +71,14 @@ def test_the_page_needs_no_other_file(page):
     assert policy["content"].startswith("default-src 'none';")
     assert {tag for tag, _ in page.elements}.isdisjoint({"script", "link", "iframe", "a"})
     sources = [attributes["src"] for _, attributes in page.elements if "src" in attributes]
-    assert [source.partition(",")[0] for source in sources] == ["data:image/png;base64"] * 2
+    assert [source.partition(",")[0] for source in sources] == ["data:image/png;base64"] * 3
 
 
 def test_the_preview_comes_first_and_the_summary_after_it(folder, page):
     headings = [attributes["id"] for tag, attributes in page.elements if tag == "h2"]
     assert headings[:3] == ["data", "models", "reward_models"]
-    assert headings[3:] == ["frontier", "distributions", "samples", "costs", "settings"]
+    assert headings[3:5] == ["frontier", "distributions"]
+    assert headings[5:] == ["failures", "training", "samples", "settings"]
     assert page.tables[0] == [
         ["", "rm", "grpo"],
         ["train, rows", "250", "500"],
@@ -98,7 +99,7 @@ def test_the_preview_comes_first_and_the_summary_after_it(folder, page):
 def test_costs_and_settings_are_those_of_the_files(folder, page):
     costs = next(table for table in page.tables if table[0][:2] == ["stage", "CPU s"])
     # 20, 21 and 22 CPU seconds of each of four stages, in 1, 2 and 3 starts
-    expected = ["21.0 ± 1.0", "2 ± 1", "1.50 ± 0.00", "11.0 ± 1.0", "1 ± 0"]
+    expected = ["21.0 ± 1.0", "2 ± 1", "1.50 ± 0.00", "11.0 ± 1.0", "1 ± 0", "-", "-"]
     assert [cell.replace("\xa0", " ") for cell in costs[1]] == ["rm", *expected]
     assert [cell.replace("\xa0", " ") for cell in costs[-1][:2]] == ["all", "84.0 ± 4.0"]
     assert "recipes/grpo.py --config configs/tiny/grpo_beta.yaml" in page.text
@@ -136,7 +137,7 @@ def test_sentences_and_tables_are_in_the_markdown_too(folder, page):
 
 
 def test_figures_are_drawn(folder):
-    for name in ("frontier.png", "distributions.png"):
+    for name in ("frontier.png", "distributions.png", "training.png"):
         content = (folder / name).read_bytes()
         width, height = struct.unpack(">II", content[16:24])
         assert content[1:4] == b"PNG" and width > 1000 and height > 500

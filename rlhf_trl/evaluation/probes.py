@@ -48,7 +48,7 @@ def read_probes(file: Path) -> list[Probe]:
     except (OSError, UnicodeDecodeError) as error:
         ours = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.jsonl")))
         raise InputError(
-            f"--probes: {file} cannot be read ({getattr(error, 'strerror', None) or error}); name "
+            f"probes: {file} cannot be read ({getattr(error, 'strerror', None) or error}); name "
             f"a JSONL file, or one of ours: {ours}."
         ) from error
     probes = []
@@ -61,9 +61,9 @@ def read_probes(file: Path) -> list[Probe]:
         except ValueError as error:
             fault = f"it is no JSON ({error}); write an object on each line"
         if fault:
-            raise InputError(f"--probes: {file}, line {number}: {fault}.")
+            raise InputError(f"probes: {file}, line {number}: {fault}.")
     if not probes:
-        raise InputError(f"--probes: {file} has no probes; write one on each line.")
+        raise InputError(f"probes: {file} has no probes; write one on each line.")
     return probes
 
 

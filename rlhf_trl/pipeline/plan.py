@@ -225,6 +225,8 @@ def _answers(path: str, own: dict[str, Any], stages: Mapping[str, PlannedStage])
         raise InputError(f"{path}: answers.samples is {answers.samples}; write 1 or more.")
     if answers.probes is None:
         return answers
+    if not isinstance(answers.probes, str):
+        raise InputError(f"{path}: answers.probes is {answers.probes!r}; name a file.")
     probes = probe_file(answers.probes, Path(path).parent)
     read_probes(probes)  # refuses what is none before hours of training
     return replace(answers, probes=str(probes))
