@@ -2,11 +2,14 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from pipeline_folder import PROBES, make_folder
 
+from rlhf_trl.cli import main
 from rlhf_trl.pipeline.failures import (
     Compared,
     cell,
@@ -162,3 +165,28 @@ def test_the_reward_model_against_gold(parts):
     sentence = next(s for s in part.sentences if s.startswith("GRPO:"))
     assert sentence.startswith("GRPO: the share of fooled answers rises (from 0.")
     assert sentence.endswith("to 1.000), in 3 of 3 seeds.")
+
+
+@pytest.mark.slow
+@pytest.mark.promise
+def test_on_longer_words_the_reward_rises_while_no_answer_is_right(tmp_path):
+    """Three seeds of reward model and GRPO: about 450 CPU seconds."""
+    source = Path(__file__).parent.parent / "configs" / "pipeline" / "tiny.yaml"
+    content = yaml.safe_load(source.read_text())
+    content["output_dir"] = str(tmp_path / "out")
+    content["stages"] = {name: content["stages"][name] for name in ("reward", "grpo")}
+    for stage in content["stages"].values():
+        stage["config"] = str(source.parent / stage["config"])
+    (tmp_path / "longer.yaml").write_text(yaml.safe_dump(content))
+    main(["pipeline", str(tmp_path / "longer.yaml"), "--seeds", "3"])
+    for seed in range(3):
+        numbers = json.loads((tmp_path / f"out/answers/probes-seed-{seed}.json").read_text())
+        reference, policy = numbers["models"].values()
+        scores = [model["eval_sampled_scored_by_reward"]["value"] for model in (reference, policy)]
+        assert scores[1] - scores[0] > 4
+        assert policy["eval_passed"]["value"] <= 0.02
+        assert policy["eval_sampled_passed"]["value"] <= 0.02
+    text = (tmp_path / "out" / "ANALYSIS.md").read_text()
+    (sentence,) = [line for line in text.splitlines() if line.startswith("- GRPO: the proxy ")]
+    assert sentence.startswith("- GRPO: the proxy rises (from -")
+    assert sentence.endswith("in 3 of 3 seeds: the reward model claims more than the checks show.")

@@ -136,6 +136,18 @@ def test_sentences_and_tables_are_in_the_markdown_too(folder, page):
     assert text.startswith("| model | learned from | gold, greedy | gold, sampled | proxy | KL |")
 
 
+def test_the_analysis_is_on_the_page_and_in_a_file(folder, page):
+    text = (folder / "ANALYSIS.md").read_text()
+    sentences = [line[2:] for line in text.splitlines() if line.startswith("- ")]
+    assert len(sentences) > 10 and all(sentence in page.text for sentence in sentences)
+    cells = [
+        f"| {' | '.join(row)} |".replace("\xa0", " ") for table in page.tables for row in table
+    ]
+    analysis = text.partition("## Failures")[2]
+    rows = [line for line in analysis.splitlines() if line.startswith("| ") and "---" not in line]
+    assert len(rows) > 20 and set(rows) <= set(cells)
+
+
 def test_figures_are_drawn(folder):
     for name in ("frontier.png", "distributions.png", "training.png"):
         content = (folder / name).read_bytes()

@@ -194,5 +194,5 @@ def test_probes_are_asked_like_the_prompts_of_a_run(tmp_path, monkeypatch, own_m
 
 def test_a_file_that_is_none_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="error: probes: no.jsonl cannot be read"):
+    with pytest.raises(SystemExit, match=r"error: probes: no\.jsonl cannot be read"):
         cli.main(["evaluate", "nobody/nothing", "--probes", "no.jsonl"])

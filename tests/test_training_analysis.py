@@ -7,7 +7,7 @@ from statistics import mean
 import pytest
 from pipeline_folder import COURSES, PROBES, make_folder
 
-from rlhf_trl.pipeline.page import write_page
+from rlhf_trl.pipeline.analysis import as_markdown, chapters
 from rlhf_trl.pipeline.results import read_results
 from rlhf_trl.pipeline.training import accepted_gain, steadiness, training
 
@@ -105,8 +105,8 @@ def test_other_numbers_give_other_words(tmp_path):
     other = make_folder(tmp_path / "other", swapped, probes=probes)
     texts = []
     for folder in (one, other):
-        write_page(folder)
-        texts.append((folder / "ANALYSIS.md").read_text())
+        results = read_results(folder)
+        texts.append(as_markdown(results, chapters(results)))
     told = [[line[2:] for line in text.splitlines() if line.startswith("- ")] for text in texts]
 
     def verdicts(sentences, name):
