@@ -6,6 +6,7 @@ The numbers rest on gold and on the checks of probes, never on the reward model 
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -67,7 +68,7 @@ def failures(results: Results) -> list[Part]:
         notes = [NOTES[category]] if views else []
         probes = results.probes.get((category, results.reference, results.seeds[0]))
         if probes:
-            views.append(lambda results, name, seed, of=category: _probed(results, name, seed, of))
+            views.append(partial(_probed, category))
             checked = sum(value is not None for value in probes.greedy)
             notes.append(f"{checked} of {len(probes.greedy)} probes have a check. {FOOLED}")
         else:
@@ -113,23 +114,26 @@ def told(title: str, by_seed: Sequence[list[Compared]]) -> list[str]:
         by_seed: what each seed tells, the same things in the same order; those that are unknown
             with some seed are left out.
     """
-    known = [
-        what for what in zip(*by_seed, strict=True) if np.isfinite([w[1:3] for w in what]).all()
-    ]
-    outcomes: dict[tuple[int, ...], list[list[Compared]]] = {}
+    known = [one for one in zip(*by_seed, strict=True) if np.isfinite(_ends(one)).all()]
+    outcomes: dict[tuple[int, ...], list[tuple[Compared, ...]]] = {}
     for of_seed in zip(*known, strict=True):
-        outcomes.setdefault(tuple(one.sign for one in of_seed), []).append(list(of_seed))
+        signs = tuple(one.sign for one in of_seed)
+        outcomes.setdefault(signs, []).append(of_seed)
     sentences = []
     for signs, of_seeds in sorted(outcomes.items(), key=lambda item: -len(item[1])):
         changes = []
-        for one, *others in zip(*of_seeds, strict=True):
-            before, after = np.mean([same[1:3] for same in (one, *others)], axis=0)
-            digits = 3 if one.is_share else 2
-            change = f"(from {before:.{digits}f} to {after:.{digits}f})"
-            changes.append(f"{one.what} {VERBS[one.sign]} {change}")
+        for same in zip(*of_seeds, strict=True):
+            first = same[0]
+            digits = 3 if first.is_share else 2
+            before, after = (f"{mean:.{digits}f}" for mean in np.mean(_ends(same), axis=0))
+            changes.append(f"{first.what} {VERBS[first.sign]} (from {before} to {after})")
         share = f"in {len(of_seeds)} of {len(by_seed)} seeds"
         sentences.append(f"{title}: {' while '.join(changes)}, {share}{_verdict(signs)}.")
     return sentences
+
+
+def _ends(of_seeds: Sequence[Compared]) -> list[tuple[float, float]]:
+    return [(one.before, one.after) for one in of_seeds]
 
 
 def _verdict(signs: tuple[int, ...]) -> str:
@@ -176,7 +180,7 @@ def _compared(what: str, before: np.ndarray, after: np.ndarray) -> Compared:
     return Compared(what, *means, clear_sign(after - before))
 
 
-def _probed(results: Results, name: str, seed: int, category: str) -> View:
+def _probed(category: str, results: Results, name: str, seed: int) -> View:
     """See what a model answered to the probes of a category."""
     reference, answers = (results.probes[category, n, seed] for n in (results.reference, name))
     numbers = measure(answers, answers)
