@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _add_drift,
         _add_race,
         _add_best_of_n,
+        _add_preview,
         _add_pipeline,
         _add_evaluate,
         _add_chat,
@@ -153,6 +154,17 @@ def _add_best_of_n(commands: _Commands) -> None:
         action="store_true",
         help="each RUN holds seed-* folders: mean and standard deviation over the seeds",
     )
+
+
+def _add_preview(commands: _Commands) -> None:
+    option = commands.add(
+        "preview",
+        _preview,
+        "what a config would train on: rows, prompts, lengths, what a limit cuts, what repeats",
+        "Every other option changes the config.",
+    )
+    option("config", help="of any recipe")
+    option("--json", action="store_true", help="the same for programs")
 
 
 def _add_pipeline(commands: _Commands) -> None:
@@ -452,6 +464,17 @@ def _merge(args: argparse.Namespace) -> None:
     load_quietly()
     folder, gap = merge(args.run_or_adapter, args.output)
     print(f"{folder} holds the merged model; its logits differ from the unmerged ones by {gap:.1e}")
+
+
+def _preview(args: argparse.Namespace) -> None:
+    """Print what `preview` counts, and nothing else, on stdout."""
+    from rlhf_trl.models import load_quietly
+    from rlhf_trl.run.preview import as_text, preview
+
+    load_quietly()
+    with redirect_stdout(sys.stderr):  # libraries print, too, but stdout is for the result alone
+        numbers = preview(args.config, args.recipe_options)
+    print(json.dumps(numbers, indent=2) if args.json else as_text(numbers))
 
 
 def _pipeline(args: argparse.Namespace) -> None:

@@ -158,7 +158,7 @@ def make_folder(
             "algorithm": CONFIGS[name].get("algorithm"),
             "makes": "reward_model" if name == "rm" else "policy",
             "title": TITLES.get(name),
-            "inputs": {"reward_model": ["rm"]} if name.startswith("grpo") else {},
+            "inputs": {"reward_model": ["rm", "owner/name"]} if name.startswith("grpo") else {},
         }
         for name in ("rm", *of_seed(0))
     }

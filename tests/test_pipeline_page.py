@@ -171,12 +171,12 @@ def test_what_a_stage_learned_from(folder):
     cases = {
         "right answers": ("sft", {"demonstrator": "right"}),
         "answers of an imperfect demonstrator": ("sft", {}),
-        "right answers (exact_match), reward format": (
+        "right answers (exact_match), the reward format": (
             "grpo",
             {"reward_funcs": ["exact_match", "format"]},
         ),
         "reward model rm": ("grpo", {"reward_funcs": [], "reward_model": judge}),
-        "reward format, reward model owner/name": (
+        "the reward format, reward model owner/name": (
             "ppo",
             {"reward_funcs": ["format"], "reward_model": "owner/name"},
         ),
@@ -185,6 +185,7 @@ def test_what_a_stage_learned_from(folder):
             "dpo",
             {"dataset": {"pairs": "on_policy", "scored_by": judge}},
         ),
+        "steps that are right or wrong": ("prm", {"algorithm": "prm", "dataset": {}}),
         "answers of chats.jsonl": ("sft", {"dataset": {"path": "chats.jsonl"}}),
         "labels of pairs.jsonl": ("dpo", {"dataset": {"path": "pairs.jsonl"}}),
     }

@@ -15,6 +15,7 @@ from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.evaluate import evaluate
 from rlhf_trl.run.jobs import Job, do_all
 from rlhf_trl.run.options import join_options
+from rlhf_trl.run.preview import preview
 
 
 def pipeline(
@@ -46,13 +47,15 @@ def pipeline(
     if plan.folder.is_file():
         raise InputError(f"output_dir: {plan.folder} is a file; name a folder.")
     plan.folder.mkdir(parents=True, exist_ok=True)
-    hold(plan.folder)
+    hold(plan.folder)  # refuses one that another process works in
     for name, planned in plan.stages.items():
         planned.write(_config_of(plan, name))
     to_do = [_job(plan, name, seed, words) for seed in range(seeds) for name in plan.stages]
+    # one job of each stage, those of seed 0, come first
     for planned, job in zip(plan.stages.values(), to_do, strict=False):
         planned.stage.load([*job.words])  # refuses a wrong setting before hours of training
     do_all(to_do, jobs, accelerate)
+    _write_preview(plan, words)
     reference = plan.answers.reference or _start_of(plan)
     write_json(plan.folder / "pipeline.json", plan.describe(seeds, reference))
     for seed in range(seeds):
@@ -74,12 +77,34 @@ def _job(plan: Plan, name: str, seed: int, more: Sequence[str]) -> Job:
     """Return the run of a stage with a seed, and with `more` options of its recipe."""
     planned = plan.stages[name]
     inputs: list[str] = []
+    reads = []
     for key, models in planned.inputs.items():
-        inputs += [f"--{key}", *(str(_run_of(plan, model, seed) / "model") for model in models)]
+        inputs.append(f"--{key}")
+        for model in models:
+            if model in plan.stages:
+                reads.append(_run_of(plan, model, seed))
+                inputs.append(str(reads[-1] / "model"))
+            else:  # in a folder, or on the hub
+                inputs.append(model)
     own = ["--config", str(_config_of(plan, name)), "--seed", str(seed)]
     words = join_options(own, more, inputs)
-    reads = [_run_of(plan, model, seed) for models in planned.inputs.values() for model in models]
     return Job(_run_of(plan, name, seed), planned.stage.script, words, reads, kind=name)
+
+
+def _write_preview(plan: Plan, more: Sequence[str]) -> None:
+    """Write what the first stage that learns from pairs was trained on, else the first stage.
+
+    `preview.json` has the numbers of `rlhf-trl preview --json` by the name of the stage. They are
+    counted when all is trained, since a stage may have the tokenizer of the one it starts from.
+    """
+    of_pairs = [
+        name
+        for name, planned in plan.stages.items()
+        if planned.stage.name == "reward" or planned.stage.family == "direct_alignment"
+    ]
+    name = [*of_pairs, *plan.stages][0]
+    numbers = preview(str(_config_of(plan, name)), _job(plan, name, 0, more).words)
+    write_json(plan.folder / "preview.json", {name: numbers})
 
 
 def _start_of(plan: Plan) -> str:
@@ -124,18 +149,20 @@ def _answer(plan: Plan, seed: int, reference: str, probes: str | None = None) ->
         "samples": answers.samples,
         "options": answers.options,
         "weights": {
-            str(run): s.get("model_sha256") for run, s in zip(runs, summaries, strict=True)
+            str(run): summary.get("model_sha256")
+            for run, summary in zip(runs, summaries, strict=True)
         },
     }
     name = f"seed-{seed}"
     if probes:
         name = f"probes-seed-{seed}"
         asked["probes"] = read_probes(Path(probes))
-    done, lines = (plan.folder / "answers" / f"{name}{kind}" for kind in (".json", ".jsonl"))
-    if done.is_file() and json.loads(done.read_text()).get("asked") == asked:
+    answers_file = plan.folder / "answers" / f"{name}.jsonl"
+    numbers_file = answers_file.with_suffix(".json")  # is there once all have answered
+    if numbers_file.is_file() and json.loads(numbers_file.read_text()).get("asked") == asked:
         return
     print(f"seed {seed}: {len(models)} models answer{' probes' if probes else ''}", flush=True)
-    part = lines.with_name(f".{lines.name}.part")
+    part = answers_file.with_name(f".{answers_file.name}.part")
     part.unlink(missing_ok=True)  # left by a pipeline that was killed
     numbers = evaluate(
         models,
@@ -148,8 +175,9 @@ def _answer(plan: Plan, seed: int, reference: str, probes: str | None = None) ->
         samples=answers.samples,
         probes=probes,
     )
-    os.replace(part, lines)
-    write_json(done, {**json.loads(numbers), "answers": str(lines), "asked": asked})
+    os.replace(part, answers_file)
+    content = {**json.loads(numbers), "answers": str(answers_file), "asked": asked}
+    write_json(numbers_file, content)
 
 
 def _words(options: dict[str, Any], block: str = "") -> list[str]:

@@ -58,7 +58,7 @@ def draw_frontier(path: Path, results: Results) -> None:
     axes = figure.subplots(max(1, len(shown)), 1, sharex=True, squeeze=False)[:, 0]
     curves = results.with_curve()
     others = [name for name in results.models if name not in curves]
-    for axis, name in zip(axes, shown, strict=False):
+    for axis, name in zip(axes, shown, strict=False):  # one panel stays empty if none is shown
         for number, stage in enumerate(curves):
             _draw_curve(axis, results, stage, name, color=f"C{number}")
         for number, stage in enumerate(others):
@@ -143,7 +143,7 @@ def draw_distributions(path: Path, results: Results) -> None:
     figure = Figure(figsize=(9, 0.8 + 1.35 * len(results.models)), layout="constrained")
     axes = figure.subplots(len(results.models), 2, sharex="col", squeeze=False)
     pooled = [_pooled(results, stage) for stage in results.models]
-    bins = {
+    bins = {  # those of the KL are equally wide on its square-root scale
         "proxy": _edges(np.concatenate([values["proxy"] for values in pooled])),
         "kl": _square(_edges(_root(np.concatenate([values["kl"] for values in pooled])))),
     }

@@ -94,6 +94,7 @@ def _sentence(courses: Sequence[Course], share: str) -> str:
     """Return what happened in the runs of some seeds, which all had the same outcome."""
 
     def mean(place: str, name: str) -> str:
+        """Return the mean of a number over seeds at "start", "peak" or "end" of their courses."""
         values = [getattr(one, place).answers.mean(name) for one in courses]
         return f"{np.mean(values):.2f}"
 

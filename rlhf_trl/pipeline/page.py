@@ -35,6 +35,11 @@ DEMONSTRATORS = {
     "imperfect": "answers of an imperfect demonstrator",
     "hinted": "answers of a demonstrator with hints",
 }
+LABELED = {  # of reward models that learn from other data than pairs
+    "orm": "answers that are right or wrong",
+    "prm": "steps that are right or wrong",
+    "kwise": "lists ranked by the right answers",
+}
 
 
 def write_page(folder: str | Path) -> Path:
@@ -71,7 +76,7 @@ def sections_of(results: Results) -> dict[str, Any]:
     """Return what the page shows, apart from the figures: tables, sentences and texts."""
     table = [
         {
-            "model": line["model"],
+            "model": line["model"],  # before `line`, for the order of the columns
             "learned from": learned_from(results, name) if name in results.stages else "-",
             **line,
         }
@@ -114,9 +119,9 @@ def learned_from(results: Results, stage: str) -> str:
     config = results.config(stage)
     data = config.get("dataset", {})
     learns_answers = results.stages[stage]["recipe"] == "recipes/sft.py"
-    sources = []
+    sources = []  # rewards; of a stage without any, the data
     for name in config.get("reward_funcs") or []:
-        sources.append(f"right answers ({name})" if name == results.gold else f"reward {name}")
+        sources.append(f"right answers ({name})" if name == results.gold else f"the reward {name}")
     if config.get("reward_model"):
         sources.append(_judge(results, config["reward_model"]))
     if not sources and data.get("scored_by"):
@@ -125,6 +130,8 @@ def learned_from(results: Results, stage: str) -> str:
         sources.append(f"{'answers' if learns_answers else 'labels'} of {data['path']}")
     elif not sources and learns_answers:
         sources.append(DEMONSTRATORS[config.get("demonstrator", "imperfect")])
+    elif not sources and (algorithm := config.get("algorithm")) in LABELED:
+        sources.append(LABELED[algorithm])
     elif not sources:
         kind = data.get("pairs", "offline").replace("_", "-")
         sources.append(f"{kind} pairs ranked by the right answers")

@@ -29,7 +29,7 @@ class PlannedStage:
     config: str  # the path of the recipe's config
     stage: Stage
     own: dict[str, Any]  # what stands over that config: the common keys, the stage's over them
-    inputs: dict[str, list[str]]  # by dotted key: the earlier stages whose models it names
+    inputs: dict[str, list[str]]  # by dotted key that names an earlier stage: all that it names
     title: str | None = None  # for people
 
     def value(self, key: str) -> Any:
@@ -157,10 +157,10 @@ def _stage(
     for key in sorted(stage.reads):
         value = _value(values, key)
         models = [model for model in (value if isinstance(value, list) else [value]) if model]
-        if models and all(model in earlier for model in models):
-            inputs[key] = models
-        else:
-            for model in models:
+        for model in models:
+            if model in earlier:
+                inputs[key] = models
+            else:
                 _check_elsewhere(f"{path}: stages.{name}.{key}", model, names)
     return PlannedStage(name, config, stage, over, inputs, title)
 
@@ -213,6 +213,7 @@ def _answers(path: str, own: dict[str, Any], stages: Mapping[str, PlannedStage])
     prompted = [name for name in policies if stages[name].stage.prompted]
     if not policies:
         raise InputError(f"{path}: no stage trains a policy, so nobody could answer; add one.")
+    # by default the first stage that samples while it trains, if any does
     own.setdefault("prompts_of", (prompted or policies)[0])
     judges = [name for name, planned in stages.items() if planned.stage.makes == "reward_model"]
     for key, names in (("prompts_of", policies), ("proxy", judges)):

@@ -148,7 +148,7 @@ def read_results(folder: str | Path) -> Results:
     content = _load(folder / "pipeline.json", folder)
     stages, asked = content["stages"], content["answers"]
     seeds = list(range(content["seeds"]))
-    # the pipeline may leave open which model that is; the answers' own file names it
+    # a plan may leave it open; the file of any seed names it, as all seeds have the same
     numbers = _load(folder / "answers" / f"seed-{seeds[0]}.json", folder)
     reference = place_of(numbers["reference"], stages)[0]
     answers = {}
@@ -257,7 +257,8 @@ def measure(answers: Answers, reference: Answers) -> dict[str, float]:
     numbers["right"], numbers["wrong"] = int(right.sum()), int((~right).sum())
     numbers["auc"] = math.nan
     if min(numbers["right"], numbers["wrong"]) >= FEWEST:
-        numbers["auc"] = ranking_metrics(proxy[known], right, [0] * len(right))["auc"]
+        one_group = [0] * len(right)  # an AUC does not tell questions apart
+        numbers["auc"] = ranking_metrics(proxy[known], right, one_group)["auc"]
     return numbers
 
 

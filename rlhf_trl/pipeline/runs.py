@@ -29,7 +29,7 @@ def describe(run: Run) -> dict[str, Any]:
     ends = [run.summary.get("before") or {}, run.summary.get("after") or {}]
     if not run.summary:
         measured = [evaluation["metrics"] for evaluation in _evaluations(run).values()]
-        ends = [*measured[:1], *measured[-1:]]
+        ends = [*measured[:1], *measured[-1:]]  # neither, if nothing was measured
     key = next((key for key in HEADLINES if any(f"eval_{key}" in end for end in ends)), None)
     values = [end.get(f"eval_{key}") for end in ends] or [None]
     steps = run.summary.get("steps")

@@ -82,7 +82,8 @@ def _made_from(results: Results, stage: str) -> set[str]:
     stages = {stage}
     for models in inputs:
         for model in models:
-            stages |= _made_from(results, model)
+            if model in results.stages:  # others are in a folder, or on the hub
+                stages |= _made_from(results, model)
     return stages
 
 

@@ -87,7 +87,7 @@ def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any
     template = getattr(args, "chat_template_kwargs", None)
     longest, longest_text = 0, ""
     hide_bar = len(rows) < 50_000
-    batch_count = -(-len(rows) // 1000)  # rounded up
+    batch_count = -(-len(rows) // 1000)  # of `_batches`: rounded up
     for batch in tqdm(_batches(rows), "lengths of prompts", batch_count, disable=hide_bar):
         texts = prompt_texts(tokenizer, batch, template)
         # a token has at least one byte, so a text of few bytes fits and need not be tokenized
@@ -97,7 +97,7 @@ def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any
         encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
         lengths = [len(ids) for ids in encoded]
         candidates = [(longest, longest_text), *zip(lengths, texts, strict=True)]
-        longest, longest_text = max(candidates)
+        longest, longest_text = max(candidates)  # by length first
     if longest > room:
         raise InputError(
             f"the longest prompt has {longest} tokens and with max_completion_length "

@@ -56,7 +56,7 @@ class Chat:
         named_judge = named(reward_model, reward_model=True) if reward_model else None
         run_config = config_of(named_models, config)  # a path; None where no model is of a run
         loaded, data = _load(run_config, words)
-        self.messages = data.conversational
+        self.messages = data.conversational  # whether prompts are messages, and not texts
         self.policies = [model.load(loaded, self.messages) for model in named_models]
         if named_judge:
             for policy in self.policies:
@@ -70,6 +70,7 @@ class Chat:
                 policy.columns = {"chat_template_kwargs": data.train[0]["chat_template_kwargs"]}
         prompts = data.train["prompt"][:PROMPTS_READ]
         self.system, self.system_note = system_message(prompts if self.messages else [])
+        # without a run, the data are the embedded model's, which no other model has seen
         self.frame = _frame(map(completion_text, prompts)) if run_config else ("", "")
         if history is None:  # models of the embedded one's kind are known by its chat template
             history = self.policies[0].processing_class.chat_template != CHAT_TEMPLATE
@@ -94,14 +95,14 @@ class Chat:
                 prompt = turns
                 if self.system:
                     prompt = [{"role": "system", "content": self.system}, *turns]
-            policy.check([{"prompt": prompt, **policy.columns}])
+            policy.check([{"prompt": prompt, **policy.columns}])  # refuses turns that are too long
             # both answers see the same turns; only the greedy one becomes a turn itself
             for method, sampling in (("greedy", GREEDY), ("sampled", self.sampled)):
                 stream = streamer(policy, method) if streamer else None
                 reply, scores = policy.reply(prompt, sampling, stream)
                 if self.history and method == "greedy":
                     self.turns[policy.name] = [*turns, {"role": "assistant", "content": reply.text}]
-                score = scores["score"][0] if "score" in scores else None
+                score = scores["score"][0] if "score" in scores else None  # of the one answer
                 yield Answer(policy.name, method, reply.text, score)
 
 

@@ -95,11 +95,11 @@ def serve(*models_and_options: Any, **options: Any) -> None:
     ) -> Iterator[list[Any]]:
         """Yield what the page then holds: an empty text box, the turns, each column's messages.
 
-        The arguments are the values of `inputs`, the columns' messages last.
+        The arguments are the values of what `_page` calls inputs, the columns' messages last.
         """
         chat.sampled = chat.sampled._replace(temperature=temperature)
         chat.system = system
-        chat.turns = dict(turns)
+        chat.turns = dict(turns)  # a copy: `ask` changes it
         for policy in chat.policies:
             policy.max_completion_length = length  # for its answers
             policy.args.max_completion_length = length  # for the check that they fit the context
@@ -123,7 +123,7 @@ def serve(*models_and_options: Any, **options: Any) -> None:
         theme=theme,
         footer_links=[],
         quiet=True,
-        prevent_thread_lock=True,
+        prevent_thread_lock=True,  # returns, so that the address can be printed
     )
     print(f"the page is at {url}, for this machine only; Ctrl-C ends", flush=True)
     page.block_thread()
@@ -141,7 +141,7 @@ def _page(gr: Any, chat: Chat, answer: Callable[..., Iterator[list[Any]]]) -> An
     with gr.Blocks(title="rlhf-trl chat", analytics_enabled=False, fill_width=True) as page:
         turns = gr.State({})
         with gr.Row():
-            columns = [
+            columns = [  # as `turn` has answers: by name, which several policies may share
                 gr.Chatbot(label=name, height=500, render_markdown=False, buttons=[])
                 for name in dict.fromkeys(policy.name for policy in chat.policies)
             ]

@@ -128,7 +128,7 @@ def evaluate(
     held = HeldRows(run.loaded, run.data, run.rows)
     start = run.loaded.model.model_name_or_path
     if held.compares_with_start:  # rewards of preference losses are relative to it
-        held.read_by_start(run.load(Named(start, start)))
+        held.read_by_start(run.load(Named(word=start, path=start)))
     results = _answer(policies, run, held, judge, reference_policy, samples)
     lines = results.lines(run.rows, ["category"] if probes else [])
     write_lines(answers, lines, ensure_ascii=False)
@@ -258,7 +258,9 @@ def _answer(
     rewards, scorers = None, {}
     for model in models:
         policy = run.load(model)
-        if rewards is None:  # loaded once, with the first model, and used for all
+        # loaded once, for all: of the model's tokenizer, a reward model only checks the characters,
+        # as it reads texts and is told which answers are finished
+        if rewards is None:
             tokenizer = policy.processing_class
             rewards = []
             if run.rewarded:
@@ -272,7 +274,7 @@ def _answer(
         policy.rewards = rewards
         policy.weights = getattr(run.loaded.trl, "reward_weights", None)
         policy.scorers = scorers
-        policy.check(run.rows)
+        policy.check(run.rows)  # refuses prompts that are too long for it
         greedy, first_sample = policy.complete(run.rows)
         scores = policy.all_scores(greedy)
         sampled = [first_sample, *(policy.draw(number) for number in range(1, samples))]
