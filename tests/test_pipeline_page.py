@@ -9,7 +9,7 @@ from pathlib import Path
 import matplotlib
 import pytest
 import yaml
-from pipeline_folder import make_folder
+from pipeline_folder import PROBES, make_folder
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.pipeline.page import learned_from, sections_of, write_page
@@ -54,7 +54,7 @@ class Read(HTMLParser):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = make_folder(tmp_path_factory.mktemp("pipeline") / "out")
+    folder = make_folder(tmp_path_factory.mktemp("pipeline") / "out", probes=PROBES)
     (folder / "preview.json").write_text(json.dumps(PREVIEW))
     assert write_page(folder) == folder / "page.html"
     return folder
@@ -134,6 +134,16 @@ def test_sentences_and_tables_are_in_the_markdown_too(folder, page):
     sentences = [line.removeprefix("- ") for line in text.splitlines() if line.startswith("- ")]
     assert len(sentences) == 2 and all(sentence in page.text for sentence in sentences)
     assert text.startswith("| model | learned from | gold, greedy | gold, sampled | proxy | KL |")
+
+
+def test_probes_are_answered_side_by_side(folder, page):
+    tables = [table for table in page.tables if table[0][0] == "question"]
+    assert [table[0][1] for table in tables] == ["tiny (reference)"] * 3
+    lines = [json.loads(line) for line in (folder / "answers/probes-seed-0.jsonl").open()]
+    first = next(line for line in lines if line["tiny"]["category"] == "safety")
+    answer = first[f"{folder}/grpo/seed-0"]["samples"][0]["text"]
+    row = next(row for row in tables[2] if row[0] == first["tiny"]["question"])
+    assert answer in row[tables[2][0].index("GRPO")]
 
 
 def test_the_analysis_is_on_the_page_and_in_a_file(folder, page):

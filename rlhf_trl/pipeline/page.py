@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlhf_trl.evaluation.probes import CATEGORIES
 from rlhf_trl.evaluation.tables import Line, markdown
 from rlhf_trl.output import write_whole
 from rlhf_trl.pipeline.analysis import as_markdown, chapters
@@ -99,7 +100,10 @@ def sections_of(results: Results) -> dict[str, Any]:
         "sentences": [*over_optimization(results), *penalty_against_stopping(results)],
         "curves": {results.title(name): _curve(results, name) for name in results.with_curve()},
         "chapters": chapters(results),
-        "side_by_side": _side_by_side(results),
+        "side_by_side": _side_by_side(
+            {results.title(name): results.ends(name)[0] for name in results.models}
+        ),
+        "probes": _probes(results),
         "extremes": {results.title(name): _extremes(results, name) for name in results.models},
         "settings": {results.title(name): _settings(results, name) for name in results.stages},
     }
@@ -190,9 +194,8 @@ def _settings(results: Results, stage: str) -> dict[str, str]:
     }
 
 
-def _side_by_side(results: Results) -> list[dict[str, Any]]:
-    """Return some questions with one sampled answer of each model, of the first seed."""
-    answers = {results.title(name): results.ends(name)[0] for name in results.models}
+def _side_by_side(answers: Mapping[str, Answers]) -> list[dict[str, Any]]:
+    """Return some questions with one sampled answer of each model."""
     questions = next(iter(answers.values())).questions
     places = sorted(random.Random(0).sample(range(len(questions)), min(QUESTIONS, len(questions))))
     return [
@@ -202,6 +205,18 @@ def _side_by_side(results: Results) -> list[dict[str, Any]]:
         }
         for place in places
     ]
+
+
+def _probes(results: Results) -> dict[str, list[dict[str, Any]]]:
+    """Return some probes of each category with one sampled answer of each model."""
+    seed = results.seeds[0]
+    return {
+        category.replace("_", " "): _side_by_side(
+            {results.title(name): results.probes[category, name, seed] for name in results.models}
+        )
+        for category in CATEGORIES
+        if (category, results.reference, seed) in results.probes
+    }
 
 
 def _extremes(results: Results, stage: str) -> dict[str, list[dict[str, Any]]]:
