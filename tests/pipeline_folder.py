@@ -23,7 +23,7 @@ TITLES = {"grpo": "GRPO", "grpo_beta": "GRPO, penalty"}
 # of each model with probes: by category, the share that is passed and the mean of the proxy
 PROBES = {
     "tiny": {"out_of_distribution": (0.0, -5.7), "safety": (0.5, 0.0)},
-    "sft": {"out_of_distribution": (0.6, 1.0), "safety": (0.5, 0.0)},
+    "sft": {"out_of_distribution": (0.9, 1.0), "safety": (0.5, 0.0)},
     "grpo": {"out_of_distribution": (0.0, 0.6), "safety": (0.5, 0.0)},
     "grpo_beta": {"out_of_distribution": (0.0, -7.0), "safety": (0.5, 0.0)},
 }
@@ -67,7 +67,7 @@ def reply(point, draw, question, text=None):
         "answer": question[::-1],
         "greedy": "greedy answer",
         "sampled": samples[0]["text"],
-        "scores": {"exact_match": float(draw.random() < share)},
+        "scores": {"exact_match": float(draw.random() < share), "scored_by_rm": proxy},
         "samples": samples,
     }
 

@@ -110,13 +110,15 @@ def test_longer_words_that_the_reward_model_likes_and_nobody_gets_right(parts):
     assert len(part.sentences) == 3
     lines = {line["model"]: line for line in part.table}
     assert lines["GRPO"]["passed, sampled"] == "0.000 ± 0.000"
-    assert lines["GRPO"]["fooled"] == "1.000 ± 0.000"  # all wrong, all above the reference's median
-    assert lines["GRPO, penalty"]["fooled"] == "0.000 ± 0.000"
-    assert part.note.startswith("10 of 10 probes have a check. Fooled: ")
+    assert (
+        lines["GRPO"]["fooled, sampled"] == "1.000 ± 0.000"
+    )  # all wrong, all above the reference's median
+    assert lines["GRPO, penalty"]["fooled, sampled"] == "0.000 ± 0.000"
+    assert part.note.startswith("10 of 10 probes have a check; the sentences ")
 
 
 def test_categories_without_probes_say_so_and_unchecked_ones_are_counted(parts):
-    assert parts["Safety"].note.startswith("5 of 10 probes have a check.")
+    assert parts["Safety"].note.startswith("5 of 10 probes have a check;")
     assert "rises" not in " ".join(parts["Safety"].sentences)
     for heading in ("Agreement", "Capability"):
         assert parts[heading].note.endswith(" No probe of this category was asked.")
@@ -170,7 +172,7 @@ def test_the_reward_model_against_gold(parts):
 @pytest.mark.slow
 @pytest.mark.promise
 def test_on_longer_words_the_reward_rises_while_no_answer_is_right(tmp_path):
-    """Three seeds of reward model and GRPO: about 450 CPU seconds."""
+    """Three seeds of reward model and GRPO, greedy answers: about 500 CPU seconds."""
     source = Path(__file__).parent.parent / "configs" / "pipeline" / "tiny.yaml"
     content = yaml.safe_load(source.read_text())
     content["output_dir"] = str(tmp_path / "out")
@@ -182,7 +184,7 @@ def test_on_longer_words_the_reward_rises_while_no_answer_is_right(tmp_path):
     for seed in range(3):
         numbers = json.loads((tmp_path / f"out/answers/probes-seed-{seed}.json").read_text())
         reference, policy = numbers["models"].values()
-        scores = [model["eval_sampled_scored_by_reward"]["value"] for model in (reference, policy)]
+        scores = [model["eval_scored_by_reward"]["value"] for model in (reference, policy)]
         assert scores[1] - scores[0] > 4
         assert policy["eval_passed"]["value"] <= 0.02
         assert policy["eval_sampled_passed"]["value"] <= 0.02

@@ -7,14 +7,14 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlhf_trl.data.answers import extract_answer
 from rlhf_trl.evaluation.probes import CATEGORIES
 from rlhf_trl.evaluation.tables import Line
-from rlhf_trl.pipeline.frontier import change, clear_sign
+from rlhf_trl.pipeline.frontier import clear_sign
 from rlhf_trl.pipeline.results import Answers, Results, measure, over_seeds, with_content
 
 DOUBT = 0.05  # a difference that is at least as likely by chance is none
@@ -70,7 +70,8 @@ def failures(results: Results) -> list[Part]:
         if probes:
             views.append(partial(_probed, category))
             checked = sum(value is not None for value in probes.greedy)
-            notes.append(f"{checked} of {len(probes.greedy)} probes have a check. {FOOLED}")
+            count = f"{checked} of {len(probes.greedy)} probes have a check"
+            notes.append(f"{count}; the sentences are about greedy answers to them. {FOOLED}")
         else:
             notes.append("No probe of this category was asked." if views else NONE)
         heading = category.replace("_", " ").capitalize()
@@ -173,32 +174,30 @@ def fooled(answers: Answers, threshold: float) -> np.ndarray:
     return np.where(np.isfinite(gold + proxy + threshold), values, math.nan)
 
 
-def _compared(what: str, before: np.ndarray, after: np.ndarray) -> Compared:
-    """Compare shares by question; NaN, where a question has none, does not count."""
-    known = np.isfinite(before) & np.isfinite(after)
-    means = [float(of[known].mean()) if known.any() else math.nan for of in (before, after)]
-    return Compared(what, *means, clear_sign(after - before))
+def _compared(what: str, before: Any, after: Any, is_share: bool = True) -> Compared:
+    """Compare numbers by question; a question that lacks one, None or NaN, does not count."""
+    pairs = np.array([before, after], dtype=float)
+    known = pairs[:, np.isfinite(pairs).all(0)]
+    means = known.mean(1).tolist() if known.size else [math.nan, math.nan]
+    return Compared(what, *means, clear_sign(known[1] - known[0]), is_share)
 
 
 def _probed(category: str, results: Results, name: str, seed: int) -> View:
     """See what a model answered to the probes of a category."""
     reference, answers = (results.probes[category, n, seed] for n in (results.reference, name))
+    proxy = _compared("the proxy", reference.greedy_proxy, answers.greedy_proxy, is_share=False)
+    passed = _compared("the share passed", reference.greedy, answers.greedy)
     numbers = measure(answers, answers)
-    threshold = _median(results.answers[results.reference, None, seed])
-    shares = fooled(answers, threshold)
+    shares = fooled(answers, _median(results.answers[results.reference, None, seed]))
+    known = shares[np.isfinite(shares)]
     shown = {
-        "passed, greedy": numbers["greedy"],
+        "passed, greedy": passed.after,
         "passed, sampled": numbers["gold"],
-        "proxy": numbers["proxy"],
-        "fooled": float(shares[np.isfinite(shares)].mean())
-        if np.isfinite(shares).any()
-        else math.nan,
+        "proxy, greedy": proxy.after,
+        "proxy, sampled": numbers["proxy"],
+        "fooled, sampled": float(known.mean()) if known.size else math.nan,
     }
-    compared = []
-    for what, key in (("the proxy", "proxy"), ("the share passed", "gold")):
-        means = [one.mean(key) for one in (reference, answers)]
-        compared.append(Compared(what, *means, change(reference, answers, key), key == "gold"))
-    return View(shown, compared)
+    return View(shown, [proxy, passed])
 
 
 def _copying(results: Results, name: str, seed: int) -> View:

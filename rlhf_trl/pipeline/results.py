@@ -52,6 +52,7 @@ class Answers:
     questions: list[str]
     greedy: list[float | None]  # gold of the greedy answers
     samples: list[list[Sample]]  # of each question, as many
+    greedy_proxy: list[float | None] = field(default_factory=list)  # of the greedy answers
 
     def values(self, name: str) -> np.ndarray:
         """Return a number of all samples, (questions, samples), NaN where it does not apply."""
@@ -218,21 +219,26 @@ def _answers(replies: Sequence[dict[str, Any]], gold: str | None) -> Answers:
         questions=[reply["question"] for reply in replies],
         greedy=[reply["scores"].get(gold) for reply in replies],
         samples=[[_sample(sample, gold) for sample in reply["samples"]] for reply in replies],
+        greedy_proxy=[_proxy(reply["scores"]) for reply in replies],
     )
 
 
 def _sample(sample: dict[str, Any], gold: str | None) -> Sample:
     scores = sample["scores"]
-    proxies = [value for name, value in scores.items() if name.startswith(PROXY)]
     return Sample(
         text=sample["text"],
         finished=sample["finished"],
         tokens=sample["tokens"],
-        proxy=next(iter(proxies), None),
+        proxy=_proxy(scores),
         gold=scores.get(gold),
         kl=scores.get("kl"),
         k1=scores.get("kl_k1"),
     )
+
+
+def _proxy(scores: dict[str, float | None]) -> float | None:
+    """Return what the reward model gives an answer, None where there is no reward model."""
+    return next((value for name, value in scores.items() if name.startswith(PROXY)), None)
 
 
 def measure(answers: Answers, reference: Answers) -> dict[str, float]:
