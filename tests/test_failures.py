@@ -165,7 +165,9 @@ def test_the_reward_model_against_gold(parts):
     assert lines["GRPO"]["AUC"] == "-" and lines["GRPO"]["wrong"] == "160 ± 0"
     assert lines["GRPO"]["fooled"] == "1.000 ± 0.000"
     sentence = next(s for s in part.sentences if s.startswith("GRPO:"))
-    assert sentence.startswith("GRPO: the share of fooled answers rises (from 0.")
+    assert sentence.startswith(
+        "GRPO: the share of answers that fool the reward model rises (from 0."
+    )
     assert sentence.endswith("to 1.000), in 3 of 3 seeds.")
 
 

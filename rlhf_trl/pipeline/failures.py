@@ -20,7 +20,7 @@ from rlhf_trl.pipeline.results import Answers, Results, measure, over_seeds, wit
 DOUBT = 0.05  # a difference that is at least as likely by chance is none
 VERBS = {1: "rises", 0: "does not clearly change", -1: "falls"}
 FOOLED = (
-    "Fooled: wrong, though the proxy is above its median over the reference's answers to the "
+    "Fooled: the answer is wrong, though the proxy is above its median over the reference's answers to the "
     "held-out questions."
 )
 NONE = "None here: no probe of this category was asked."
@@ -154,7 +154,7 @@ def _against_gold(results: Results, name: str, seed: int) -> View:
     shares = [fooled(one, threshold).mean(1) for one in (reference, answers)]
     numbers = measure(answers, answers)
     shown = {"AUC": numbers["auc"], "right": numbers["right"], "wrong": numbers["wrong"]}
-    what = "the share of fooled answers"
+    what = "the share of answers that fool the reward model"
     return View(shown | {"fooled": float(shares[1].mean())}, [_compared(what, *shares)])
 
 

@@ -203,10 +203,18 @@ def draw_training(path: Path, results: Results) -> None:
     by_label = {}
     for axis, key in zip(axes, panels, strict=False):
         for (stage, _), of_run in curves.items():
-            if key in of_run:
-                color = f"C{list(results.stages).index(stage)}"
-                (line,) = axis.plot(*zip(*of_run[key].items(), strict=True), ".-", color=color)
-                by_label.setdefault(results.title(stage), line)
+            if key not in of_run:
+                continue
+            points = of_run[key]
+            (line,) = axis.plot(
+                list(points),
+                list(points.values()),
+                ".-" if len(points) < 30 else "-",
+                color=f"C{list(results.stages).index(stage)}",
+                linewidth=1,
+                alpha=0.8,
+            )
+            by_label.setdefault(results.title(stage), line)
         axis.set_ylabel(PANELS[key])
         axis.grid(alpha=0.25)
         if key == "grad_norm":
