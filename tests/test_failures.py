@@ -181,7 +181,7 @@ def test_on_longer_words_the_reward_rises_while_no_answer_is_right(tmp_path):
     content["stages"] = {name: content["stages"][name] for name in ("reward", "grpo")}
     for stage in content["stages"].values():
         stage["config"] = str(source.parent / stage["config"])
-    (tmp_path / "longer.yaml").write_text(yaml.safe_dump(content))
+    (tmp_path / "longer.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     main(["pipeline", str(tmp_path / "longer.yaml"), "--seeds", "3"])
     for seed in range(3):
         numbers = json.loads((tmp_path / f"out/answers/probes-seed-{seed}.json").read_text())

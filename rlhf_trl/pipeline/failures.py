@@ -20,8 +20,8 @@ from rlhf_trl.pipeline.results import Answers, Results, measure, over_seeds, wit
 DOUBT = 0.05  # a difference that is at least as likely by chance is none
 VERBS = {1: "rises", 0: "does not clearly change", -1: "falls"}
 FOOLED = (
-    "Fooled: the answer is wrong, though the proxy is above its median over the reference's answers to the "
-    "held-out questions."
+    "Fooled: the answer is wrong, though the proxy is above its median over the reference's "
+    "answers to the held-out questions."
 )
 NONE = "None here: no probe of this category was asked."
 NOTES = {
