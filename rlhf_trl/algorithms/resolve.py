@@ -30,7 +30,8 @@ def resolve(
     Args:
         row: the formulation that a config chooses.
         user_values: the fields that the user sets, with their values.
-        others: formulations by algorithm that might be chosen in its place, for the error message.
+        others: formulations by algorithm that might be chosen in its place: what an error message
+            names, and what decides whether a contradiction of `passing` fields is accepted.
         passing: fields of stock TRL, which may be given although the row does not read them. They
             may also contradict what it fixes, if they contradict no other row of its trainer less.
 
@@ -39,7 +40,7 @@ def resolve(
     """
     reads = {**row.reads, **row.trainer_reads}
     settings = row.fixed({name: user_values[name] for name in row.reads if name in user_values})
-    if passing:  # the user's values replace what the row fixes, unless another row fits better
+    if passing:  # what contradicts replaces what the row fixes, unless another row is nearer
         clashing = contradicted(row, user_values)
         rivals = [other for other in others.values() if other.trainer == row.trainer]
         if all(len(contradicted(other, user_values)) >= len(clashing) for other in rivals):

@@ -220,11 +220,12 @@ def _fixed_examples(
 ) -> list[dict[str, Any]]:
     """Return the fixed data of a window, in the columns that a trainer reads.
 
-    There are 4 * PAIRS, enough for two micro-batches of single completions, 2 * PAIRS each.
+    There are 4 * PAIRS pairs or single completions: of these, two micro-batches have 2 * PAIRS
+    each. KTO without prompts gets PAIRS pairs, of which TRL makes single completions.
 
     Args:
         trainer: the name of the stock trainer, "" for plain pairs.
-        batch: says how long the texts are.
+        batch: says how long the texts are, and whether KTO has as many chosen as rejected ones.
         columns: what is not as usual: "margin" adds this column, and one of _WRITTEN is no column
             but a way of writing the texts, see `_written`.
     """

@@ -281,8 +281,8 @@ def _answers_as_written(rows: Rows, names: Sequence[str]) -> "Dataset":
     """Return the rows with the texts that stand in the file in columns of right answers.
 
     As values, 1.50 would be 1.5 and `true` would be True. Whole numbers, whose text is the same,
-    stay, as do lists and mappings. Of Parquet and the hub, only booleans become texts: other values
-    have no text there.
+    stay, as do lists and mappings. The cells of CSV files were read as texts. Of Parquet and the
+    hub, only booleans become texts: other values have no text there.
     """
     from datasets import Json, Value
 

@@ -184,6 +184,7 @@ def _distillation(sheet: Sheet) -> None:
     sheet.write("gradient_accumulation_steps", prompts * rollouts // chunk, names)
     sheet.fix(teacher=("live", "as the book's code"), demonstration=("first", "as the book's code"))
     note = "a completion with 1 is right, as in the book's code"
+    # a threshold other than 1 was refused when the values were read
     sheet.write("correctness_reward", "gym_score", "success_reward_threshold", note)
     differs = Differs(
         f"asks one question after another until {prompts} have a right answer, {100 * prompts} at "

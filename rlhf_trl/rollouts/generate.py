@@ -83,7 +83,9 @@ def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if limit is None:
         return
-    room = limit - args.max_completion_length  # tokens that a prompt may have
+    # a chat template writes special tokens itself; to texts, `generate` adds them
+    added = 0 if _conversational(rows) else tokenizer.num_special_tokens_to_add()
+    room = limit - args.max_completion_length - added  # tokens that a prompt may have
     template = getattr(args, "chat_template_kwargs", None)
     longest, longest_text = 0, ""
     hide_bar = len(rows) < 50_000
@@ -100,8 +102,8 @@ def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any
         longest, longest_text = max(candidates)  # by length first
     if longest > room:
         raise InputError(
-            f"the longest prompt has {longest} tokens and with max_completion_length "
-            f"{args.max_completion_length} needs {longest + args.max_completion_length}, but "
+            f"the longest prompt has {longest + added} tokens and with max_completion_length "
+            f"{args.max_completion_length} needs {limit - room + longest}, but "
             f"{model.model_name_or_path!r} has a context of {limit}: it ends in "
             f"{longest_text[-80:]!r}; shorten one of the two."
         )

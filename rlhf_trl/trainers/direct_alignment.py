@@ -333,10 +333,10 @@ class BookKTOTrainer(Aligned, KTOTrainer):
         """Return the row's loss from (B,) log-probabilities of examples and of mismatched pairs."""
         chosen = inputs["label"].bool()
         ref_logps = inputs["ref_logps"]
-        kl_logps = self.accelerator.gather(kl_logps)
+        kl_logps = self.accelerator.gather(kl_logps)  # of all processes, as TRL's reference point
         ref_kl_logps = self.accelerator.gather(inputs["ref_KL_logps"])
         if self.reference_point == "rejected":
-            # the book's code takes the rejected ones, if there are two or more, or else all
+            # the book's code takes those of this micro-batch alone: rejected ones, or all if one
             of_point = ~chosen if (~chosen).sum() > 1 else torch.ones_like(chosen)
             kl_logps, ref_kl_logps = logps[of_point].detach(), ref_logps[of_point]
             z = book.preference.kto_reference_point(kl_logps, ref_kl_logps)

@@ -189,7 +189,7 @@ class BookRewardTrainer(_OnRewardTrainer):
     # Extends RewardTrainer._prepare_dataset, which knows pairs only and may leave nothing.
     @override
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
-        if self._stock or isinstance(dataset, IterableDataset):
+        if self._stock or isinstance(dataset, IterableDataset):  # of streams, only plain pairs come
             return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         count = len(dataset)
         if self.reader.formulation == "code" and "margin" in dataset.column_names:
@@ -199,7 +199,7 @@ class BookRewardTrainer(_OnRewardTrainer):
             return self._fitting(dataset, dataset_name, count, args)
         is_tokenized = "ranked_ids" in dataset.column_names
         _check_lists(dataset["ranked_ids" if is_tokenized else "ranked"], dataset_name)
-        if is_tokenized:
+        if is_tokenized:  # as it is, like TRL's tokenized pairs
             return dataset
 
         def tokenize(row: dict[str, Any]) -> dict[str, Any]:
