@@ -118,11 +118,26 @@ def test_longer_words_that_the_reward_model_likes_and_nobody_gets_right(parts):
 
 
 def test_categories_without_probes_say_so_and_unchecked_ones_are_counted(parts):
-    assert parts["Safety"].note.startswith("5 of 10 probes have a check;")
+    assert parts["Safety"].note.startswith("5 of 10 probes have a check, the others are for a ")
     assert "rises" not in " ".join(parts["Safety"].sentences)
     for heading in ("Agreement", "Capability"):
         assert parts[heading].note.endswith(" No probe of this category was asked.")
         assert len(parts[heading].table) == 4
+
+
+def test_where_no_probe_has_a_check_the_proxy_alone_makes_no_sentence(tmp_path):
+    folder = make_folder(tmp_path / "out", seeds=1, gold=None, checkpoints=False, probes=PROBES)
+    path = folder / "answers" / "probes-seed-0.jsonl"
+    text = path.read_text()
+    for value in ("0.0", "1.0"):
+        text = text.replace(f'"passed": {value}', '"passed": null')
+    path.write_text(text)
+    *_, part = failures(read_results(folder))
+    assert (part.heading, part.sentences) == ("Safety", [])
+    assert [*part.table[0]] == ["model", "proxy, greedy", "proxy, sampled"]
+    assert part.note.startswith("0 of 10 probes have a check, the others are for a judge;")
+    path.write_text(text.replace('"scored_by_rm"', '"other"'))
+    assert failures(read_results(folder))[-1].table == []
 
 
 def test_without_probes_and_gold_nothing_is_claimed(tmp_path):

@@ -70,8 +70,10 @@ def failures(results: Results) -> list[Part]:
         if probes:
             views.append(partial(_probed, category))
             checked = sum(value is not None for value in probes.greedy)
-            count = f"{checked} of {len(probes.greedy)} probes have a check"
-            notes.append(f"{count}; the sentences are about greedy answers to them. {FOOLED}")
+            notes.append(f"{checked} of {len(probes.greedy)} probes have a check")
+            if checked < len(probes.greedy):
+                notes[-1] += ", the others are for a judge"
+            notes[-1] += f"; the sentences are about greedy answers. {FOOLED}"
         else:
             notes.append("No probe of this category was asked." if views else NONE)
         heading = category.replace("_", " ").capitalize()
@@ -99,7 +101,8 @@ def _part(
             if name != results.reference:
                 sentences += told(results.title(name), [one.compared for one in by_seed])
         table.append(line)
-    return Part(heading, sentences, with_content(table), note)
+    table = with_content(table)
+    return Part(heading, sentences, table if table and len(table[0]) > 1 else [], note)
 
 
 def cell(values: Sequence[float]) -> str:
@@ -197,7 +200,8 @@ def _probed(category: str, results: Results, name: str, seed: int) -> View:
         "proxy, sampled": numbers["proxy"],
         "fooled, sampled": float(known.mean()) if known.size else math.nan,
     }
-    return View(shown, [proxy, passed])
+    # the proxy alone tells of no failure
+    return View(shown, [proxy, passed] if math.isfinite(passed.after) else [])
 
 
 def _copying(results: Results, name: str, seed: int) -> View:
