@@ -201,6 +201,11 @@ def _add_evaluate(commands: _Commands) -> None:
     option("--answers", metavar="FILE", help="(outputs/answers-N.jsonl)")
     option("--samples", type=int, default=1, metavar="N", help="answers sampled per prompt (1)")
     option("--markdown", metavar="FILE", help="write the table and some answers there, too")
+    option(
+        "--probes",
+        metavar="FILE",
+        help="ask prompts of a JSONL file with checks instead, or general or longer_words: ours",
+    )
     option("--json", action="store_true", help="the same for programs")
     _add_model_options(option)
 
@@ -459,6 +464,7 @@ def _evaluate(args: argparse.Namespace) -> None:
             as_json=args.json,
             samples=args.samples,
             markdown=args.markdown,
+            probes=args.probes,
         )
     print(text)
 

@@ -94,6 +94,8 @@ def test_a_stage_has_the_common_keys_over_its_config_and_its_own_over_these(tmp_
         ({"answers": {"proxi": 3}}, "answers.proxi is no key here (did you mean 'proxy'?)"),
         ({"answers": {"proxy": "dpo"}}, "answers.proxy is dpo; name one of reward"),
         ({"answers": {"samples": 0}}, "answers.samples is 0; write 1 or more"),
+        ({"answers": {"probes": 3}}, "answers.probes is 3; name a file"),
+        ({"answers": {"probes": "no.jsonl"}}, "no.jsonl cannot be read (No such file"),
         ({"stages": {"reward": STAGES["reward"]}, "answers": {}}, "no stage trains a policy"),
     ],
 )
@@ -206,6 +208,29 @@ def test_every_checkpoint_answers_if_asked(tmp_path, trained):
     grpo = f"{out}/grpo/seed-0"
     # that of the last step is the run's model itself
     assert trained["answers"][1][0] == ["tiny", f"{out}/dpo/seed-0", f"{grpo}/checkpoint-1", grpo]
+
+
+def test_the_ends_of_runs_answer_probes_in_files_of_their_own(tmp_path, trained):
+    answers = {"proxy": "reward", "gold": "exact_match", "checkpoints": True}
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"category": "safety", "prompt": "May I?"}\n')
+    path = written(tmp_path, answers={**answers, "probes": "mine.jsonl"})
+    pipeline(path)
+    out = tmp_path / "out"
+    (models, options), (probed, options_of_probes) = trained["answers"]
+    assert (options["probes"], options_of_probes["probes"]) == (None, str(file))
+    assert models == probed == ["tiny", f"{out}/dpo/seed-0", f"{out}/grpo/seed-0"]
+    assert sorted(file.name for file in (out / "answers").iterdir()) == [
+        *("probes-seed-0.json", "probes-seed-0.jsonl", "seed-0.json", "seed-0.jsonl"),
+    ]
+    (out / "grpo" / "seed-0" / "checkpoint-1").mkdir()
+    file.write_text('{"category": "safety", "prompt": "May I not?"}\n')
+    pipeline(path)  # another checkpoint asks the prompts again, other probes these
+    (models, _), (probed, _) = trained["answers"][2:]
+    assert f"{out}/grpo/seed-0/checkpoint-1" in models
+    assert probed == ["tiny", f"{out}/dpo/seed-0", f"{out}/grpo/seed-0"]
+    pipeline(path)
+    assert len(trained["answers"]) == 4
 
 
 def test_an_edited_config_is_refused_and_options_go_to_all_stages(tmp_path, trained):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.probes import read_probes
 from rlhf_trl.output import hold, numbered, write_json
 from rlhf_trl.pipeline.page import write_page
 from rlhf_trl.pipeline.plan import Plan, read_plan
@@ -59,6 +60,8 @@ def pipeline(
     write_json(plan.folder / "pipeline.json", plan.describe(seeds, reference))
     for seed in range(seeds):
         _answer(plan, seed, reference)
+        if plan.answers.probes:
+            _answer(plan, seed, reference, plan.answers.probes)
     return write_page(plan.folder)
 
 
@@ -110,14 +113,17 @@ def _start_of(plan: Plan) -> str:
     return read_config(config)["model_name_or_path"]
 
 
-def _models(plan: Plan, seed: int, reference: str) -> list[str]:
-    """Return the models that answer: the reference, and of each policy its checkpoints and end."""
+def _models(plan: Plan, seed: int, reference: str, checkpoints: bool) -> list[str]:
+    """Return the models that answer: the reference, and of each policy its end.
+
+    If asked, its `checkpoints` answer, too.
+    """
     models = [reference]
     for name, planned in plan.stages.items():
         if planned.stage.makes != "policy":
             continue
         run = _run_of(plan, name, seed)
-        if plan.answers.checkpoints:
+        if checkpoints:
             saved = sorted(numbered(run, "checkpoint-").items())
             last = json.loads((run / "summary.json").read_text())["model_step"]
             models += [str(checkpoint) for step, checkpoint in saved if step != last]
@@ -125,14 +131,15 @@ def _models(plan: Plan, seed: int, reference: str) -> list[str]:
     return models
 
 
-def _answer(plan: Plan, seed: int, reference: str) -> None:
+def _answer(plan: Plan, seed: int, reference: str, probes: str | None = None) -> None:
     """Let the models of a seed answer, unless they have; write `answers/seed-S.jsonl` and `.json`.
 
-    The JSON is written last. It says which models answered, by the hashes of their weights.
+    The JSON is written last. It says which models answered, by the hashes of their weights. Where
+    `probes` names a file of them, the files are `answers/probes-seed-S`.
     """
     answers = plan.answers
     config = _run_of(plan, answers.prompts_of, seed) / "config.yaml"
-    models = _models(plan, seed, reference)
+    models = _models(plan, seed, reference, answers.checkpoints and not probes)
     judge = str(_run_of(plan, answers.proxy, seed)) if answers.proxy else None
     runs = [_run_of(plan, name, seed) for name in plan.stages]
     summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
@@ -146,11 +153,15 @@ def _answer(plan: Plan, seed: int, reference: str) -> None:
             for run, summary in zip(runs, summaries, strict=True)
         },
     }
-    answers_file = plan.folder / "answers" / f"seed-{seed}.jsonl"
+    name = f"seed-{seed}"
+    if probes:
+        name = f"probes-seed-{seed}"
+        asked["probes"] = read_probes(Path(probes))
+    answers_file = plan.folder / "answers" / f"{name}.jsonl"
     numbers_file = answers_file.with_suffix(".json")  # is there once all have answered
     if numbers_file.is_file() and json.loads(numbers_file.read_text()).get("asked") == asked:
         return
-    print(f"seed {seed}: {len(models)} models answer", flush=True)
+    print(f"seed {seed}: {len(models)} models answer{' probes' if probes else ''}", flush=True)
     part = answers_file.with_name(f".{answers_file.name}.part")
     part.unlink(missing_ok=True)  # left by a pipeline that was killed
     numbers = evaluate(
@@ -162,6 +173,7 @@ def _answer(plan: Plan, seed: int, reference: str) -> None:
         reference=reference,
         as_json=True,
         samples=answers.samples,
+        probes=probes,
     )
     os.replace(part, answers_file)
     content = {**json.loads(numbers), "answers": str(answers_file), "asked": asked}

@@ -24,7 +24,11 @@ def change(before: Answers, after: Answers, name: str) -> int:
 
     That is by more than `CLEAR` standard errors of the difference, question by question.
     """
-    difference = after.by_question(name) - before.by_question(name)
+    return clear_sign(after.by_question(name) - before.by_question(name))
+
+
+def clear_sign(difference: np.ndarray) -> int:
+    """Return 1 or -1 if the mean of differences, one a question, is clearly not 0, else 0."""
     difference = difference[np.isfinite(difference)]
     if difference.size < 2:
         return 0

@@ -4,11 +4,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from rlhf_trl.errors import InputError, nearest
+from rlhf_trl.evaluation.probes import probe_file, read_probes
 from rlhf_trl.models import EMBEDDED, UNTRAINED
 from rlhf_trl.output import write_whole
 from rlhf_trl.run.config_files import read_config
@@ -51,6 +52,7 @@ class Answers:
     gold: str | None = None  # the score that is really wanted
     samples: int = 4  # answers to each prompt at temperature 1
     checkpoints: bool = False  # whether every checkpoint answers, too
+    probes: str | None = None  # a file of further prompts, which the ends of runs answer
     options: dict[str, Any] = field(default_factory=dict)  # over that stage's config
 
 
@@ -222,4 +224,10 @@ def _answers(path: str, own: dict[str, Any], stages: Mapping[str, PlannedStage])
     answers = Answers(**own)
     if not isinstance(answers.samples, int) or answers.samples < 1:
         raise InputError(f"{path}: answers.samples is {answers.samples}; write 1 or more.")
-    return answers
+    if answers.probes is None:
+        return answers
+    if not isinstance(answers.probes, str):
+        raise InputError(f"{path}: answers.probes is {answers.probes!r}; name a file.")
+    probes = probe_file(answers.probes, Path(path).parent)
+    read_probes(probes)  # refuses what is none before hours of training
+    return replace(answers, probes=str(probes))

@@ -69,7 +69,7 @@ class Chat:
             for policy in self.policies:
                 policy.columns = {"chat_template_kwargs": data.train[0]["chat_template_kwargs"]}
         prompts = data.train["prompt"][:PROMPTS_READ]
-        self.system, self.system_note = _system_message(prompts if self.messages else [])
+        self.system, self.system_note = system_message(prompts if self.messages else [])
         # without a run, the data are the embedded model's, which no other model has seen
         self.frame = _frame(map(completion_text, prompts)) if run_config else ("", "")
         if history is None:  # models of the embedded one's kind are known by its chat template
@@ -131,7 +131,7 @@ def forget(chat: Chat) -> str:
     return " What was said is forgotten." if had_turns else ""
 
 
-def _system_message(prompts: Sequence[list[dict[str, str]]]) -> tuple[str, str]:
+def system_message(prompts: Sequence[list[dict[str, str]]]) -> tuple[str, str]:
     """Return the system message to send, and a sentence about it.
 
     The message is the commonest one of the prompts, or "" where most prompts have none. The

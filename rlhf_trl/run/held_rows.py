@@ -42,6 +42,8 @@ class HeldRows:
         self._reference: tuple[list[Any], Columns] | None = None  # its texts and readings
         if data.tasks is not None or not isinstance(loaded.own.dataset, FileData):
             return
+        if not rows[0].keys() & {"chosen", "completion"}:
+            return
         if isinstance(loaded.own.dataset, AnswersToLearn):
             self.noun, self._sides = "answers", ("completion",)
         elif loaded.row is not None and isinstance(loaded.row.row, Preference):
