@@ -25,8 +25,8 @@ from rlhf_trl.rewards.judge import (
     LLMJudge,
     Reply,
     conversation_text,
+    fill_in,
     last_in_brackets,
-    question,
     read_rubric,
 )
 
@@ -212,7 +212,7 @@ def _judge(pairs: Sequence[Pair], who: LLMJudge, kept: Path) -> None:
     for pair in judged:
         for answers in (pair.answers, pair.answers[::-1]):
             texts = [conversation_text(pair.prompt), *answers]
-            questions.append(question(rubric, dict(zip(needed, texts, strict=True))))
+            questions.append(fill_in(rubric, dict(zip(needed, texts, strict=True))))
     unasked = judge.unasked(questions)
     tokens = sum(map(len, unasked)) // 4  # a token has four characters, roughly
     print(f"{len(unasked):,} requests to {who.base_url}, of about {tokens:,} tokens in all")

@@ -18,7 +18,7 @@ from rlhf_trl.data.blocks import GymData, Spec
 from rlhf_trl.data.gym import GymTasks
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.evaluation.held_out import Score
-from rlhf_trl.rewards.from_model import without_thoughts
+from rlhf_trl.rewards.thoughts import without_thoughts
 
 CATEGORIES = ("agreement", "out_of_distribution", "capability", "safety")
 PATTERNS = ("must_match", "must_not_match")

@@ -201,8 +201,8 @@ class Judge:
             if self._failures >= 2 * self.who.parallel:
                 raise InputError(
                     f"{self.who.base_url} did not reply to {self._failures} requests in a row, to "
-                    f"the last one with {fault}; {self.path} keeps what it has replied, so that "
-                    "the same command goes on from there."
+                    f"the last one with {fault}; {self.path} keeps what it has replied: go on when "
+                    "it replies again."
                 ) from error
             return Reply(None, fault)
         self._failures = 0
@@ -235,7 +235,7 @@ def read_rubric(path: str | None, default: str, needed: Sequence[str], option: s
     return text
 
 
-def question(
+def fill_in(
     rubric: str, texts: Mapping[str, str], numbers: Mapping[str, float] | None = None
 ) -> str:
     """Return a rubric with its words in braces filled in: texts between marks, numbers as they are.

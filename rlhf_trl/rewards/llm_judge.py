@@ -12,8 +12,8 @@ from rlhf_trl.rewards.judge import (
     Judge,
     LLMJudge,
     conversation_text,
+    fill_in,
     last_in_brackets,
-    question,
     read_rubric,
 )
 from rlhf_trl.rewards.verifiers import RewardFunc
@@ -46,7 +46,7 @@ def llm_judge(block: Mapping[str, Any] | None, folder: str) -> RewardFunc:
         questions = []
         for prompt, completion in zip(prompts, completions, strict=True):
             texts = {"prompt": conversation_text(prompt), "answer": completion_text(completion)}
-            questions.append(question(rubric, texts, {"worst": worst, "best": best}))
+            questions.append(fill_in(rubric, texts, {"worst": worst, "best": best}))
         asked, new = judge.count(), len(judge.unasked(questions))
         if asked + new > who.cap:
             raise InputError(

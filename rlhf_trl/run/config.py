@@ -257,7 +257,7 @@ class CheckedConfig(Written):
         # fields with choices (such as `algorithm`) first: they decide what other fields may be
         for key in sorted(values, key=lambda key: "choices" not in known[key][1].metadata):
             value, (kind, field) = values[key], known[key]
-            if value is not None:
+            if value is not None:  # a block that few configs have is imported only for these
                 kind = imported(field.metadata.get("block", kind))
             checked[key] = self.check(value, kind, (*path, key))
             rules = {} if path else self.rules.get(key, {})  # TRL's fields are at the top level
