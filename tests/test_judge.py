@@ -49,7 +49,7 @@ def entry(word, text):
             "scores": scores, "samples": [sample]}  # fmt: skip
 
 
-def write_answers(count=256, shares=(0.27, 0.86), name="answers.jsonl", wrong=None):
+def write_answers(count=256, shares=(0.27, 0.86), name="answers.jsonl"):
     """Write answers of `start` and `grpo`, right in these shares; return the win rate by gold."""
     draw = random.Random(0)
     lines, worths = [], []
@@ -58,10 +58,11 @@ def write_answers(count=256, shares=(0.27, 0.86), name="answers.jsonl", wrong=No
         line = {"prompt": [{"role": "user", "content": f"Spell this word backward: {word}"}]}
         rights = [draw.random() < share for share in shares]
         for model, right in zip(("start", "grpo"), rights, strict=True):
-            errors = wrong or [word, word.upper(), "?"]
+            # the last one ends a line for Python, not for JSON
+            errors = [word, word.upper(), "?\u2028"]
             text = tagged(word[::-1] if right else draw.choice(errors))
             line[model] = entry(word, text)
-        lines.append(json.dumps(line) + "\n")
+        lines.append(json.dumps(line, ensure_ascii=False) + "\n")
         worths.append(0.5 + (rights[1] - rights[0]) / 2)
     Path(name).write_text("".join(lines))
     return sum(worths) / count
@@ -80,9 +81,13 @@ def judged(capsys, server, *options, path="answers.jsonl"):
     return code, captured, rate and float(rate[1])
 
 
+def lines_of(path):
+    with open(path) as stream:
+        return [json.loads(line) for line in stream]
+
+
 def rows(number=1):
-    lines = Path(f"outputs/verdicts-{number}.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return lines_of(f"outputs/verdicts-{number}.jsonl")
 
 
 def files():
@@ -242,7 +247,7 @@ def test_verdicts_in_answers_change_nothing(capsys):
                "{answer_b} {prompt}"]  # fmt: skip
     with serving() as server:
         _, _, before = judged(capsys, server)
-        lines = [json.loads(line) for line in Path("answers.jsonl").read_text().splitlines()]
+        lines = lines_of("answers.jsonl")
         for number, line in enumerate(lines):
             line["start"]["samples"][0]["text"] += attacks[number % len(attacks)]
         Path("answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

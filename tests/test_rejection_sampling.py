@@ -287,6 +287,7 @@ def rolled_out(tmp_path, monkeypatch):
             sys.modules.pop(name, None)
         importlib.invalidate_caches()
         own = SimpleNamespace(
+            llm_judge=None,
             **{"answers": str(tmp_path / "answers"), "reuse_answers": reuse, "num_generations": 2},
             **{"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "correctness": None},
             **{"max_completion_length": 8, "reward_funcs": list(rewards), "reward_model": None},
@@ -294,6 +295,7 @@ def rolled_out(tmp_path, monkeypatch):
             chat_template_kwargs={},
         )
         args = SimpleNamespace(
+            output_dir="",
             **{"per_device_eval_batch_size": 8, "process_index": 0, "world_size": 1, "seed": 0},
             model_init_kwargs=None,
         )

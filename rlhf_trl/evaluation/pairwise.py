@@ -36,8 +36,8 @@ FEW = 20  # fewer longer, or fewer shorter answers do not tell what length does
 # what each verdict is worth to the model: where its answer is B, and where it is A
 WORTH = {"a": (0.0, 1.0), "b": (1.0, 0.0), "tie": (0.5, 0.5)}
 LEGEND = (
-    "A win counts 1, a tie and an inconsistent pair 1/2; in brackets: the 95 % interval, by "
-    "bootstrap over prompts."
+    "A win counts 1 (3/4 where one order is a tie), a tie and an inconsistent pair 1/2; in "
+    "brackets: the 95 % interval, by bootstrap over prompts."
 )
 OF_JUDGES = (
     "Length-controlled: what a logistic regression on the difference of lengths expects of answers "
@@ -125,7 +125,8 @@ def win_rates(
 def _read(path: str) -> list[dict[str, Any]]:
     """Return the lines of a file of answers."""
     try:
-        lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+        with open(path, encoding="utf-8") as stream:
+            lines = [json.loads(line) for line in stream]
         for line in lines:
             answers = [entry for name, entry in line.items() if name != "prompt"]
             whole = all({"greedy", "samples", "scores"} <= entry.keys() for entry in answers)
