@@ -104,7 +104,7 @@ def evaluate(
     policies = [named(model) for model in models]
     reference_model = named(reference) if reference else None
     judge = named(reward_model, reward_model=True) if reward_model else None
-    run = _run_of(policies, config, words)
+    run = run_of(policies, config, words)
     reference_policy = run.load(reference_model) if reference_model else None
     held = HeldRows(run.loaded, run.data, run.rows)
     start = run.loaded.model.model_name_or_path
@@ -161,7 +161,7 @@ def _check_new(answers: str, markdown: str | None) -> None:
         raise InputError(f"--markdown: {markdown} is the file of --answers; name another.")
 
 
-def _run_of(policies: Sequence[Named], config: str | None, words: Sequence[str]) -> _Run:
+def run_of(policies: Sequence[Named], config: str | None, words: Sequence[str]) -> _Run:
     """Load the run of a config, by default the first policy's; refuse one without held-out rows."""
     path = config_of(policies, config)
     if not path:

@@ -97,8 +97,9 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
         from rlhf_trl.run.folders import model_folder
 
         path = model_folder("reward_model", own.reward_model)
-        strips_think = own.reward_model_strips_think
-        reward = load_reward_model(path, tokenizer, args, own.reward_aggregate, strips_think)
+        how = own.reward_aggregate, own.reward_model_strips_think
+        quantization = getattr(own, "reward_quantization", None)
+        reward = load_reward_model(path, tokenizer, args, *how, quantization)
         rewards.append(reward)
     _check_names([function.__name__ for function in rewards])
     weights = getattr(args, "reward_weights", None)  # rejection sampling has none
@@ -126,8 +127,8 @@ def _check_names(names: list[str]) -> None:
 
 def check_reward_model(own: Any) -> None:
     """Refuse what only a reward model would read, where there is none."""
-    for key in ("reward_aggregate", "reward_model_strips_think"):
-        value = getattr(own, key)
+    for key in ("reward_aggregate", "reward_model_strips_think", "reward_quantization"):
+        value = getattr(own, key, None)
         if value and not own.reward_model:
             raise InputError(
                 f"{key} is {str(value).lower()}, but there is no reward_model; name one."

@@ -4,6 +4,7 @@ from dataclasses import MISSING, dataclass
 
 from rlhf_trl.data.blocks import PromptData, Samples
 from rlhf_trl.errors import setting
+from rlhf_trl.models import Quantization
 from rlhf_trl.run.fields.common import Run, algorithm_of
 
 
@@ -19,6 +20,8 @@ class PolicyGradientRun(Run):
     reward_aggregate: str | None = setting("of its tokens: mean, last, min or product")
     reward_model_strips_think: bool = setting("it reads answers without <think>...</think>", False)
     reward_timeout: float = setting("seconds for one call; 0: no limit", 300.0, range="0 or more")
+    reward_quantization: Quantization | None = setting("the reward model in 8 or 4 bits")
+    reference_quantization: Quantization | None = setting("the reference in 8 or 4 bits")
     samples: Samples = setting("panels of answers", factory=Samples)
 
 
