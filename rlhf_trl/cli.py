@@ -464,9 +464,10 @@ def _merge(args: argparse.Namespace) -> None:
 
 def _quantize(args: argparse.Namespace) -> None:
     from rlhf_trl.models import load_quietly
+
+    load_quietly()  # before the libraries, which print while they are imported
     from rlhf_trl.run.quantize import quantize
 
-    load_quietly()
     with redirect_stdout(sys.stderr):
         options = {"output": args.output, "config": args.config, "words": args.recipe_options}
         folder, table = quantize(args.model, args.to, **options)
