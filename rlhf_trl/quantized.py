@@ -9,14 +9,14 @@ import torch
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.models import Quantization, loading
 
-NF4_BLOCK = 64  # weights of a row that share a scale
+# What NF4 cuts a layer into: so many inputs share a scale, and CPUs read so many outputs at once.
+NF4_INPUTS, NF4_OUTPUTS = 64, 32
 
 
 def quantized_options(method: Quantization, source: str, key: str, device: Any) -> dict[str, Any]:
     """Return the options of `from_pretrained` that quantize a whole model while it is loaded.
 
-    Embeddings and heads stay as they are. NF4 is always with double quantization: without, what
-    was saved has once been loaded as other weights.
+    Embeddings and heads stay as they are. The scales of NF4 are quantized, too.
 
     Args:
         method: `int8` is torchao's, of weights alone; the others are bitsandbytes'.
@@ -69,15 +69,17 @@ def is_quantized(config: Any) -> bool:
 
 
 def _check_widths(config: Any, source: str, key: str) -> None:
-    """Refuse layers whose rows NF4 cannot cut into whole blocks, before any weight is read."""
+    """Refuse layers that NF4 cannot cut into whole blocks, before any weight is read."""
     from transformers import AutoModel
 
     with torch.device("meta"):  # shapes alone
         model = AutoModel.from_config(config)
-    layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    widths = {layer.in_features for layer in layers if layer.in_features % NF4_BLOCK}
-    if widths:
-        raise InputError(
-            f"{key}: {source!r} has layers of width {' and '.join(map(str, sorted(widths)))}, and "
-            f"nf4 takes multiples of {NF4_BLOCK}; write int8."
-        )
+    for name, layer in model.named_modules():
+        if not isinstance(layer, torch.nn.Linear):
+            continue
+        inputs, outputs = layer.in_features, layer.out_features
+        if inputs % NF4_INPUTS or outputs % NF4_OUTPUTS:
+            raise InputError(
+                f"{key}: {name} of {source!r} has {inputs} inputs and {outputs} outputs, and nf4 "
+                f"takes multiples of {NF4_INPUTS} and {NF4_OUTPUTS}; write int8."
+            )

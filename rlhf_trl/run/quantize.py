@@ -89,10 +89,11 @@ def _quantize(
     with loading(models.word):
         quantized = models.load_plain(source, options).eval()
     seconds = perf_counter() - started
-    before = _logits(quantized)
+    # before any forward: on some CPUs that repacks 4-bit weights, and rounds what is saved then
     quantized.save_pretrained(part)
     AutoTokenizer.from_pretrained(source).save_pretrained(part)
     models.save_more(part)
+    before = _logits(quantized)
     del quantized
     reloaded = models.load(part)
     gap = float((_logits(models.module(reloaded)) - before).abs().max() / before.abs().max())
