@@ -204,6 +204,7 @@ def _add_chat(commands: _Commands) -> None:
         help="follow on what was said (not for the embedded model, which knows single turns only)",
     )
     option("--ui", action="store_true", help="in a browser, on this machine only")
+    option("--port", type=int, help="of --ui (a free one)")
     _add_model_options(option)
 
 
@@ -446,9 +447,11 @@ def _chat(args: argparse.Namespace) -> None:
         "reward_model": args.reward_model,
         "history": args.history,
     }
+    if args.port is not None and not args.ui:
+        raise InputError("--port is read with --ui only; add --ui, or remove it.")
     load_quietly()
     if args.ui:
-        chat_page.serve(args.models, **options)
+        chat_page.serve(args.models, port=args.port, **options)
     else:
         chat.talk(chat.Chat(args.models, **options))
 
