@@ -120,7 +120,8 @@ def serve(*models_and_options: Any, port: int | None = None, **options: Any) -> 
         try:
             chat.replace(word.strip())
         except InputError as error:
-            raise gr.Error(escape(str(error))) from error
+            sentence = escape(str(error), quote=False)
+            raise gr.Error(sentence, print_exception=False) from error
         names = dict.fromkeys(policy.name for policy in chat.policies)
         return ["", {}, *(gr.update(value=[], label=name) for name in names)]
 
