@@ -51,15 +51,20 @@ def quantized_options(method: Quantization, source: str, key: str, device: Any) 
     return {"quantization_config": quantization, "device_map": {"": device}}
 
 
-def check_method(method: str, key: str) -> None:
+def check_method(method: Quantization, key: str) -> None:
     """Refuse a method that is none, or whose library is missing."""
     methods = get_args(Quantization)
     if method not in methods:
         known = f"{', '.join(methods[:-1])} or {methods[-1]}"
         raise InputError(f"{key} is {method!r}; write {known}{nearest(method, methods)}.")
-    library = "torchao" if method == "int8" else "bitsandbytes"
+    library = library_of(method)
     if find_spec(library) is None:
         raise InputError(f"{key}: {library} is not installed; run scripts/setup.sh quant.")
+
+
+def library_of(method: Quantization) -> str:
+    """Return the name of the library that quantizes so."""
+    return "torchao" if method == "int8" else "bitsandbytes"
 
 
 def is_quantized(config: Any) -> bool:

@@ -17,10 +17,11 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.tables import Line, text
 from rlhf_trl.models import ADAPTER, EMBEDDED, UNTRAINED, Quantization
 from rlhf_trl.output import replace_folder, write_json
-from rlhf_trl.quantized import check_method, quantized_options
+from rlhf_trl.quantized import check_method, library_of, quantized_options
 from rlhf_trl.run.merge import TOLERANCE
 from rlhf_trl.run.named import Named, loading, named
 from rlhf_trl.run.quantize_measures import Numbers, Policies, RewardModels
+from rlhf_trl.run.versions import versions
 from rlhf_trl.tiny import checkpoint_path
 
 FILE = "quantized.json"  # beside the weights: of what they were made, and how much that changed
@@ -71,8 +72,15 @@ def quantize(
             except BaseException:
                 shutil.rmtree(part, ignore_errors=True)
                 raise
-            facts = {"made_from": word, "to": method, "measured_on": models.measured_on}
-            write_json(Path(part, FILE), {**facts, "versions": _versions(), "numbers": numbers})
+            library = library_of(method)
+            facts = {
+                "made_from": word,
+                "to": method,
+                "versions": {**versions(), library: version(library)},
+                "measured_on": models.measured_on,
+                "numbers": numbers,
+            }
+            write_json(Path(part, FILE), facts)
             table.extend(_lines(numbers, method))
 
         replace_folder(folder, write, main_process=True, wait=lambda: None)
@@ -142,11 +150,6 @@ def _megabytes(source: str) -> float:
         folder = Path(cached_file(source, "config.json")).parent
     weights = [*folder.glob("*.safetensors")] or [*folder.glob("*.bin")]
     return sum(file.stat().st_size for file in weights) / 1e6
-
-
-def _versions() -> dict[str, str]:
-    """Return which libraries have quantized."""
-    return {name: version(name) for name in ("torch", "transformers", "torchao", "bitsandbytes")}
 
 
 def _lines(numbers: Numbers, method: str) -> list[Line]:

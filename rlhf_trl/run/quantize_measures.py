@@ -16,6 +16,7 @@ from rlhf_trl.data.judgments import load_pairs_or_ranked
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.answer_kl import KL, along_answers
 from rlhf_trl.evaluation.side_by_side import Policy, mean_and_error
+from rlhf_trl.models import ADAPTER
 from rlhf_trl.policies import load_language_model
 from rlhf_trl.reward_models.metrics import prompt_groups
 from rlhf_trl.reward_models.reader import Reader
@@ -106,8 +107,12 @@ class RewardModels:
 
     def merge(self, folder: str) -> None:
         """Write what an adapter and its base make, with the config that it has."""
-        model, tokenizer = self.load(self._model.path)
-        saved = transformers.AutoConfig.from_pretrained(self._model.path)
+        path = Path(self._model.path)
+        model, tokenizer = self.load(str(path))
+        # `load` may read texts otherwise than the config says, which adapters may lack
+        base = json.loads((path / ADAPTER).read_text())["base_model_name_or_path"]
+        has_config = (path / "config.json").is_file()
+        saved = transformers.AutoConfig.from_pretrained(path if has_config else base)
         model.config.get_text_config().pad_token_id = saved.get_text_config().pad_token_id
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
