@@ -5,6 +5,8 @@ What quantizes needs the extra `quant`, which `scripts/setup.sh test` does not i
 
 import json
 import shutil
+import subprocess
+import sys
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -12,14 +14,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
+from conftest import ROOT
 from named_models import make_adapter, make_reward_model
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers import AutoModelForSequenceClassification as Classifier
+from trl import GRPOTrainer
 
 from rlhf_trl import cli, policies, quantized
 from rlhf_trl.errors import InputError
 from rlhf_trl.reward_models.report import write_candidates
+from rlhf_trl.rewards import from_model
+from rlhf_trl.rewards.checked import checked
 from rlhf_trl.rewards.from_model import load_reward_model
 from rlhf_trl.run import quantize as quantizing
 from rlhf_trl.run import quantize_measures
@@ -42,7 +49,7 @@ def with_libraries(monkeypatch):
     monkeypatch.setattr(quantized, "find_spec", lambda name: True)
 
 
-def refused(*words):
+def ending(*words):
     with pytest.raises(SystemExit) as caught:
         cli.main([*map(str, words)])
     return str(caught.value.code)
@@ -67,10 +74,10 @@ def scored_run(folder, texts=("olleh", "hello", "oleh", "hlelo")):
 
 
 def test_a_missing_library_is_named_with_its_remedy(without_libraries, tmp_path):
-    sentence = refused("quantize", "tiny", "--to", "int8", "--output", tmp_path / "new")
+    sentence = ending("quantize", "tiny", "--to", "int8", "--output", tmp_path / "new")
     assert sentence == "error: --to: torchao is not installed; run scripts/setup.sh quant."
     for method in ("int8_bitsandbytes", "nf4"):
-        sentence = refused("quantize", "tiny", "--to", method, "--output", tmp_path / "new")
+        sentence = ending("quantize", "tiny", "--to", method, "--output", tmp_path / "new")
         assert sentence == "error: --to: bitsandbytes is not installed; run scripts/setup.sh quant."
     make_reward_model(tmp_path / "judge")
     args = SimpleNamespace(device="cpu")
@@ -93,19 +100,19 @@ def test_a_quantized_model_needs_the_library_to_be_read(config, tmp_path):
 
 def test_what_cannot_be_quantized_is_refused(with_libraries, tmp_path):
     new = tmp_path / "new"
-    assert refused("quantize", "tiny", "--to", "int3") == (
+    assert ending("quantize", "tiny", "--to", "int3") == (
         "error: --to is 'int3'; write int8, int8_bitsandbytes or nf4 (did you mean 'int8'?)."
     )
     (tmp_path / "there").mkdir()
-    sentence = refused("quantize", "tiny", "--to", "int8", "--output", tmp_path / "there")
+    sentence = ending("quantize", "tiny", "--to", "int8", "--output", tmp_path / "there")
     assert sentence == f"error: --output: {tmp_path / 'there'} exists; name a new folder."
-    sentence = refused("quantize", "tiny_untrained", "--to", "int8", "--output", new)
+    sentence = ending("quantize", "tiny_untrained", "--to", "int8", "--output", new)
     assert sentence == "error: tiny_untrained is made in memory; name a model that was saved."
     make_reward_model(tmp_path / "judge")
-    sentence = refused("quantize", tmp_path / "judge", "--to", "int8", "--output", new)
+    sentence = ending("quantize", tmp_path / "judge", "--to", "int8", "--output", new)
     assert "is of no run here, on whose answers it could be measured" in sentence
     same = scored_run(tmp_path / "same", texts=("olleh",))
-    sentence = refused("quantize", same, "--to", "int8", "--output", new)
+    sentence = ending("quantize", same, "--to", "int8", "--output", new)
     assert "holds out no right and wrong answer to a prompt" in sentence
     assert not new.exists()
 
@@ -272,7 +279,7 @@ def test_a_reward_model_keeps_its_pad_token_and_is_measured_by_pairs(whole, tmp_
         assert numbers["pair loss"][side] == pytest.approx(loss, abs=1e-5)
     pads = [AutoConfig.from_pretrained(path).pad_token_id for path in (folder / "model", new)]
     assert pads == [0, 0]
-    sentence = refused("quantize", folder, "--to", "int8")
+    sentence = ending("quantize", folder, "--to", "int8")
     assert sentence == f"error: --output: {new} exists; name a new folder."
 
 
@@ -288,7 +295,7 @@ def test_a_model_that_is_reloaded_as_another_one_is_not_written(by, whole, tmp_p
     monkeypatch.setattr(quantize_measures.RewardModels, "load", load_damaged)
     folder = scored_run(tmp_path / "run")
     before = sorted(folder.iterdir())
-    sentence = refused("quantize", folder, "--to", "int8")
+    sentence = ending("quantize", folder, "--to", "int8")
     assert "saved and reloaded, its logits differ by" in sentence
     assert sorted(folder.iterdir()) == before
 
@@ -321,3 +328,166 @@ def test_adapters_are_merged_first(whole, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(checkpoint_path())
     with pytest.raises(InputError, match="is an adapter; let rlhf-trl quantize merge and quantize"):
         load_reward_model(str(run_folder / "model"), tokenizer, args, quantization="int8")
+
+
+# --- with the libraries --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def judge_run(tmp_path_factory):
+    """A reward model that tells right from wrong, of a hundred steps."""
+    folder = tmp_path_factory.mktemp("judge") / "run"
+    options = "--dataset.pairs offline --dataset.size 2000 --dataset.eval_size 128 --max_steps 100"
+    command = [sys.executable, "recipes/reward.py", "--config", "configs/tiny/reward.yaml"]
+    command += [*options.split(), "--eval_strategy", "no", "--output_dir", str(folder)]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+    return folder
+
+
+def quantize(word, method, folder, *words):
+    cli.main(["quantize", str(word), "--to", method, "--output", str(folder), *words])
+    return json.loads((folder / "quantized.json").read_text())["numbers"]
+
+
+@needs_quant
+@pytest.mark.promise
+@pytest.mark.parametrize("method", INT8)
+def test_a_reward_model_in_int8_tells_as_well(method, judge_run, tmp_path):
+    new = tmp_path / "new"
+    numbers = quantize(judge_run, method, new)
+    accuracy = numbers["pair accuracy"]
+    evaluation = json.loads((judge_run / "summary.json").read_text())["after"]
+    assert accuracy["whole"] == pytest.approx(evaluation["eval_pairwise_accuracy"], abs=1e-6)
+    assert accuracy["whole"] > 0.9
+    assert abs(accuracy["quantized"] - accuracy["whole"]) <= 0.005
+    assert numbers["reload gap"] == {"quantized": 0.0}
+    assert numbers["MB on disk"]["quantized"] < numbers["MB on disk"]["whole"] / 3
+    assert 0 < numbers["largest change of a score"]["quantized"] < 1
+    # plain transformers reads it, and it is what the reward model was, to int8
+    ids = torch.arange(7, 103).view(4, 24)
+    with torch.no_grad():
+        first = Classifier.from_pretrained(new).eval()(ids).logits
+        whole = Classifier.from_pretrained(judge_run / "model").eval()(ids).logits
+    assert 0 < (first - whole).abs().max() < 0.5
+    # and training does, where it is named
+    args = SimpleNamespace(device=torch.device("cpu"))
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint_path())
+    prompts = [[{"role": "user", "content": f"reverse {n}"}] for n in range(4)]
+    answers = [[{"role": "assistant", "content": f"<answer>{n}</answer>"}] for n in range(4)]
+    scores = []
+    for path, how in ((new, None), (judge_run / "model", method)):
+        reward = load_reward_model(str(path), tokenizer, args, quantization=how)
+        scores.append(reward(prompts=prompts, completions=answers, completion_ids=[[5]] * 4))
+    assert scores[0] == scores[1]
+
+
+@needs_quant
+@pytest.mark.promise
+@pytest.mark.parametrize("method", INT8)
+def test_a_policy_in_int8_stays_near_and_answers(method, tmp_path, capsys, monkeypatch):
+    new = tmp_path / "new"
+    numbers = quantize("tiny", method, new)
+    assert 0 < numbers["KL of an answer, nats"]["quantized"] <= 0.005
+    assert numbers["same first choice, share of tokens"]["quantized"] > 0.99
+    assert numbers["reload gap"] == {"quantized": 0.0}
+    capsys.readouterr()
+    answers = tmp_path / "answers.jsonl"
+    words = ["--reference", "tiny", "--answers", str(answers), "--json"]
+    cli.main(["evaluate", "tiny", str(new), *words, "--dataset.eval_size", "64"])
+    models = json.loads(capsys.readouterr().out)["models"]
+    matches = [models[model]["eval_exact_match"]["value"] for model in ("tiny", str(new))]
+    assert abs(matches[0] - matches[1]) <= 0.1 and matches[0] > 0.3  # of 64 words
+    assert 0 < models[str(new)]["eval_sampled_kl"]["value"] <= 0.005
+    lines = iter(["hello"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines, None) or chat_ends())
+    cli.main(["chat", str(new), "--config", "configs/tiny/grpo.yaml"])
+    assert "<answer>olleh</answer>" in capsys.readouterr().out
+
+
+def chat_ends():
+    raise EOFError
+
+
+@needs_quant
+@pytest.mark.promise
+def test_nf4_is_reloaded_as_it_was_where_widths_fit(tmp_path):
+    config = AutoConfig.from_pretrained(
+        checkpoint_path(), hidden_size=128, intermediate_size=256, head_dim=32
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "wide")
+    AutoTokenizer.from_pretrained(checkpoint_path()).save_pretrained(tmp_path / "wide")
+    words = ["--config", "configs/tiny/grpo.yaml", "--dataset.eval_size", "32"]
+    numbers = quantize(tmp_path / "wide", "nf4", tmp_path / "new", *words)
+    assert numbers["reload gap"] == {"quantized": 0.0}
+    assert 0 < numbers["KL of an answer, nats"]["quantized"] < 0.1
+    assert numbers["MB on disk"]["quantized"] < numbers["MB on disk"]["whole"] / 4
+
+
+@needs_quant
+@pytest.mark.promise
+@pytest.mark.parametrize("method", INT8)
+def test_grpo_on_a_quantized_reward_model_and_reference(method, judge_run, run, monkeypatch):
+    """On the same completions, whole ones say nearly the same at each of 20 steps."""
+    rewards, kls = [], []
+    load = from_model.load_reward_model
+
+    def load_both(path, tokenizer, args, *how):
+        assert how[-1] == method
+        small, whole = load(path, tokenizer, args, *how), load(path, tokenizer, args)
+
+        def reward_model(**batch):
+            scores = small(**batch), whole(**batch)
+            rewards.append([sum(of) / len(of) for of in scores])
+            return scores[0]
+
+        return checked(reward_model, "reward_model")
+
+    score = GRPOTrainer._get_per_token_logps_and_entropies
+    whole_reference = AutoModelForCausalLM.from_pretrained(checkpoint_path()).eval()
+
+    def score_both(self, model, ids, mask, kept, *rest, **options):
+        logps = score(self, model, ids, mask, kept, *rest, **options)
+        if model is self.ref_model:
+            assert model.is_quantized and not getattr(self.model, "is_quantized", False)
+            with torch.no_grad():
+                by_whole = whole_reference(input_ids=ids, attention_mask=mask).logits[
+                    :, -kept - 1 :
+                ]
+            by_whole = by_whole[:, :-1].log_softmax(-1).gather(2, ids[:, -kept:, None])[..., 0]
+            # how far the log-ratios to both references are apart, in nats per sequence
+            of_sequences = ((by_whole - logps[0]) * mask[:, -kept:]).sum(1)
+            kls.append(float(of_sequences.mean()))
+        return logps
+
+    monkeypatch.setattr(from_model, "load_reward_model", load_both)
+    monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", score_both)
+    words = ["--reward_quantization", method, "--reference_quantization", method, "--beta", "0.05"]
+    words += ["--reward_model", judge_run, "--max_steps", "20", "--eval_strategy", "no"]
+    folder, _ = run("grpo", "grpo_reward", *words, "--eval_on_start", "false")
+    assert len(kls) >= 20
+    worst = max(abs(small - whole) for small, whole in rewards)
+    print(f"{method}: reward apart at most {worst:.4f}, KL at most {max(map(abs, kls)):.5f}")
+    assert 0 < worst <= 0.1
+    assert 0 < max(map(abs, kls)) <= 0.02
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["reward_quantization"] == config["reference_quantization"] == method
+    weights = AutoModelForCausalLM.from_pretrained(folder / "model")
+    assert not hasattr(weights.config, "quantization_config")
+    assert {weight.dtype for weight in weights.parameters()} == {torch.float32}
+
+
+@needs_quant
+@pytest.mark.promise
+def test_ppo_and_lora_on_quantized_models(judge_run, run, refused, tmp_path):
+    words = ["--reward_model", judge_run, "--max_steps", "1", "--eval_strategy", "no"]
+    quantized_words = ["--reward_quantization", "int8", "--reference_quantization", "int8"]
+    run("ppo", "ppo_reward", *words, *quantized_words, "--beta", "0.05")
+    new = tmp_path / "new"
+    quantize("tiny", "int8", new, "--dataset.eval_size", "4")
+    words += ["--model_name_or_path", new]
+    sentence = refused("grpo", "grpo_reward", *words, folder=tmp_path / "a")
+    assert "the weights of a quantized model cannot be trained; add use_peft: true" in sentence
+    run("grpo", "grpo_reward", *words, "--use_peft", "true", folder=tmp_path / "b")
+    sentence = refused("ppo", "ppo_reward", *words, "--use_peft", "true", folder=tmp_path / "c")
+    assert "is quantized, and all weights of a value model are trained; name a whole" in sentence
