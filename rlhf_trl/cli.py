@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _add_drift,
         _add_race,
         _add_best_of_n,
+        _add_preview,
         _add_pipeline,
         _add_evaluate,
         _add_chat,
@@ -156,6 +157,17 @@ def _add_best_of_n(commands: _Commands) -> None:
     )
 
 
+def _add_preview(commands: _Commands) -> None:
+    option = commands.add(
+        "preview",
+        _preview,
+        "what a config would train on: rows, prompts, lengths, what a limit cuts, what repeats",
+        "Every other option changes the config.",
+    )
+    option("config", help="of any recipe")
+    option("--json", action="store_true", help="the same for programs")
+
+
 def _add_pipeline(commands: _Commands) -> None:
     """Add `rlhf-trl pipeline` with its options."""
     option = commands.add(
@@ -189,6 +201,11 @@ def _add_evaluate(commands: _Commands) -> None:
     option("--answers", metavar="FILE", help="(outputs/answers-N.jsonl)")
     option("--samples", type=int, default=1, metavar="N", help="answers sampled per prompt (1)")
     option("--markdown", metavar="FILE", help="write the table and some answers there, too")
+    option(
+        "--probes",
+        metavar="FILE",
+        help="ask prompts of a JSONL file with checks instead, or general or longer_words: ours",
+    )
     option("--json", action="store_true", help="the same for programs")
     _add_model_options(option)
 
@@ -429,6 +446,7 @@ def _evaluate(args: argparse.Namespace) -> None:
             as_json=args.json,
             samples=args.samples,
             markdown=args.markdown,
+            probes=args.probes,
         )
     print(text)
 
@@ -475,6 +493,17 @@ def _quantize(args: argparse.Namespace) -> None:
         options = {"output": args.output, "config": args.config, "words": args.recipe_options}
         folder, table = quantize(args.model, args.to, **options)
     print(f"{table}\n\n{folder} holds the quantized model; reloaded, it is what was measured")
+
+
+def _preview(args: argparse.Namespace) -> None:
+    """Print what `preview` counts, and nothing else, on stdout."""
+    from rlhf_trl.models import load_quietly
+    from rlhf_trl.run.preview import as_text, preview
+
+    load_quietly()
+    with redirect_stdout(sys.stderr):  # libraries print, too, but stdout is for the result alone
+        numbers = preview(args.config, args.recipe_options)
+    print(json.dumps(numbers, indent=2) if args.json else as_text(numbers))
 
 
 def _pipeline(args: argparse.Namespace) -> None:

@@ -129,7 +129,7 @@ def check_pipeline(page: Page, folder: Path) -> None:
     for width in (400, page.viewport_size["width"]):  # wide tables scroll by themselves
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-    written = (folder / "table.md").read_text().splitlines()
+    written = (folder / "ANALYSIS.md").read_text().splitlines()
     sentences = [line.removeprefix("- ") for line in written if line.startswith("- ")]
     assert page.locator(".sentence").all_inner_texts() == sentences
 

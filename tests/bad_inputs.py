@@ -939,7 +939,7 @@ DATA = [
     ),
     data("columns a list", "sft", lines(ANSWERED), "dataset.columns", columns=["prompt"]),
     data("unknown reader", "sft", lines(ANSWERED), "dataset.reader", reader="gsm9k"),
-    data("reader of another recipe", "sft", lines(ANSWERED), "dataset.reader", reader="hh"),
+    data("reader of another recipe", "sft", lines(ANSWERED), "dataset.reader", reader="prm800k"),
     data("reader of other columns", "grpo", lines(ASKED), "question", reader="gsm8k"),
     data("unknown split", "grpo", lines(ASKED), split="validation"),
     data("empty split", "grpo", lines(ASKED), split="train[5:5]"),

@@ -39,6 +39,13 @@ def make_adapter(folder, base=None, scale=0.02, **options):
     return folder
 
 
+def add_a_token(folder):
+    """Let the tokenizer in a folder have a token more, for which no model has a row."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<|further|>"])
+    tokenizer.save_pretrained(folder)
+
+
 def make_reward_model(folder):
     """Save a sequence classifier with one label and a random head."""
     torch.manual_seed(1)

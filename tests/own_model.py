@@ -52,6 +52,18 @@ def preferences():
     ]
 
 
+def transcripts():
+    """Return pairs as Anthropic/hh-rlhf has them: transcripts that part at the last answer."""
+    rows = []
+    pairs = list(permutations(COLORS, 2))
+    for number, (one, before) in enumerate(zip(pairs, pairs[1:] + pairs[:1], strict=True)):
+        earlier = f"\n\nHuman: {asked(*before)}\n\nAssistant: It is {min(before)}."
+        opening = earlier if number % 3 == 0 else ""  # every third has two turns
+        asking = f"{opening}\n\nHuman: {asked(*one)}\n\nAssistant: It is "
+        rows.append({"chosen": f"{asking}{min(one)}.", "rejected": f"{asking}{max(one)}."})
+    return rows
+
+
 def prompts():
     """Return questions with what `own_reward` reads, the name of the first color."""
     return [
@@ -107,6 +119,7 @@ def make_model(folder):
         tokenizer_object=tokenizer,
         pad_token="<|pad|>",
         eos_token="<|end|>",
+        unk_token="<|end|>",  # without one, Qwen2's class adds a token that the model does not have
         chat_template=TEMPLATE,
     ).save_pretrained(folder)
     torch.manual_seed(0)

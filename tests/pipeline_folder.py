@@ -20,6 +20,13 @@ COURSES = {
     "grpo_beta": [(60, 1.3, 0.6, 2.4)],
 }
 TITLES = {"grpo": "GRPO", "grpo_beta": "GRPO, penalty"}
+# of each model with probes: by category, the share that is passed and the mean of the proxy
+PROBES = {
+    "tiny": {"out_of_distribution": (0.0, -5.7), "safety": (0.5, 0.0)},
+    "sft": {"out_of_distribution": (0.9, 1.0), "safety": (0.5, 0.0)},
+    "grpo": {"out_of_distribution": (0.0, 0.6), "safety": (0.5, 0.0)},
+    "grpo_beta": {"out_of_distribution": (0.0, -7.0), "safety": (0.5, 0.0)},
+}
 CONFIGS = {
     "rm": {"algorithm": "reward", "dataset": {"pairs": "offline", "size": 250}},
     "sft": {"model_name_or_path": "tiny", "demonstrator": "right", "dataset": {"size": 100}},
@@ -60,7 +67,7 @@ def reply(point, draw, question, text=None):
         "answer": question[::-1],
         "greedy": "greedy answer",
         "sampled": samples[0]["text"],
-        "scores": {"exact_match": float(draw.random() < share)},
+        "scores": {"exact_match": float(draw.random() < share), "scored_by_rm": proxy},
         "samples": samples,
     }
 
@@ -94,11 +101,43 @@ def write_run(folder, name, seed, course):
         "after": {"eval_pair_accuracy": 0.9 + seed / 100} if name == "rm" else {},
     }
     (folder / "summary.json").write_text(json.dumps(summary))
+    norms = [1.0, 2.0, 3.0, 2.0]
+    log = [{"step": step, "grad_norm": norm, "loss": 0.1} for step, norm in enumerate(norms, 1)]
+    (folder / "log.json").write_text(json.dumps(log))
     cost = {"cpu_seconds": 20.0 + seed, "peak_memory_bytes": 1_500_000_000, "starts": 1 + seed}
     (folder / "cost.json").write_text(json.dumps(cost))
 
 
-def make_folder(out, courses=None, seeds=3, gold="exact_match", text=None, checkpoints=True):
+def write_probes(path, out, seed, probes):
+    """The answers to ten probes of each category; every other one of safety has no check."""
+    lines = []
+    for category in probes["tiny"]:
+        for number in range(10):
+            line = {"prompt": f"{category} {number}"}
+            for name, by_category in probes.items():
+                share, proxy = by_category[category]
+                draw = random.Random(f"{seed} {number}")
+                entry = reply((0, 1.0, share, proxy), draw, f"probe {number}")
+                scored = [entry["scores"], *(sample["scores"] for sample in entry["samples"])]
+                for scores in scored:
+                    scores["passed"] = scores.pop("exact_match")
+                    if category == "safety" and number % 2:
+                        scores["passed"] = None
+                word = name if name == "tiny" else f"{out}/{name}/seed-{seed}"
+                line[word] = {**entry, "category": category}
+            lines.append(line)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def make_folder(
+    out,
+    courses=None,
+    seeds=3,
+    gold="exact_match",
+    text=None,
+    checkpoints=True,
+    probes=None,
+):
     """Write the folder of a pipeline that has run to its end.
 
     Args:
@@ -108,6 +147,7 @@ def make_folder(out, courses=None, seeds=3, gold="exact_match", text=None, check
         gold: the score that is really wanted.
         text: of every sampled answer.
         checkpoints: whether they answered, too.
+        probes: what was answered to them, as in `PROBES`.
     """
     out = Path(out)
     of_seed = courses if callable(courses) else lambda seed: courses or COURSES
@@ -118,16 +158,20 @@ def make_folder(out, courses=None, seeds=3, gold="exact_match", text=None, check
             "algorithm": CONFIGS[name].get("algorithm"),
             "makes": "reward_model" if name == "rm" else "policy",
             "title": TITLES.get(name),
+            "inputs": {"reward_model": ["rm", "owner/name"]} if name.startswith("grpo") else {},
         }
         for name in ("rm", *of_seed(0))
     }
     answers = {"reference": None, "proxy": "rm", "gold": gold, "checkpoints": checkpoints}
+    answers["probes"] = "mine.jsonl" if probes else None
     content = {"pipeline": "a.yaml", "seeds": seeds, "stages": stages, "answers": answers}
     (out / "answers").mkdir(parents=True)
     (out / "pipeline.json").write_text(json.dumps(content))
     for seed in range(seeds):
         for name in stages:
             write_run(out / name / f"seed-{seed}", name, seed, of_seed(seed).get(name))
+        if probes:
+            write_probes(out / "answers" / f"probes-seed-{seed}.jsonl", out, seed, probes)
         models = points_of(of_seed(seed), out, seed, checkpoints)
         numbers = {"reference": "tiny", "samples": SAMPLES, "models": {}}
         (out / "answers" / f"seed-{seed}.json").write_text(json.dumps(numbers))

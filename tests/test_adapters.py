@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from distillation_cases import build
-from named_models import make_adapter, make_reward_model
+from named_models import add_a_token, make_adapter, make_reward_model
 from peft import PeftModel, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -142,6 +142,7 @@ def test_a_base_with_fewer_rows_than_its_tokenizer_has_tokens_stays_as_it_is(
     own_model, tmp_path, options
 ):
     folder = make_adapter(tmp_path / "adapter", own_model, scale=0.2, **options)
+    add_a_token(folder)
     base = AutoModelForCausalLM.from_pretrained(own_model)
     rows = len(base.get_input_embeddings().weight)
     assert len(AutoTokenizer.from_pretrained(folder)) > rows

@@ -66,7 +66,11 @@ def test_runs_save_and_end_with_who_started_them(tmp_path, number):
     started = [tmp_path / name / "saved.started" for name in "ab"]
     saved = [tmp_path / name / "saved" for name in "ab"]
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        # what runs in the background of a shell ignores SIGINT, and so would its children
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert until(lambda: all(path.exists() for path in started))
         process.send_signal(number)
@@ -111,7 +115,7 @@ def test_a_job_waits_for_those_that_it_reads(tmp_path, config, monkeypatch, stan
 def test_the_time_left_is_that_of_jobs_of_the_same_kind(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     waiting = [Job(Path("x"), "r", (), kind="slow"), Job(Path("y"), "r", (), kind="new")]
-    state = jobs._Jobs(waiting, seconds={"slow": [600.0], "fast": [0.0, 120.0]})
+    state = jobs._Jobs(waiting, 5, 3, seconds={"slow": [600.0], "fast": [0.0, 120.0]})
     # 600 s of the slow one; a new kind takes the mean of all three, 240 s
     assert state.time_left(1) == "about 14 min left"
     assert state.time_left(2) == "about 7 min left"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from own_model import transcripts, write_lines
 
 from rlhf_trl.cli import main
 from rlhf_trl.errors import InputError
@@ -18,6 +19,7 @@ from rlhf_trl.pipeline import command
 from rlhf_trl.pipeline.command import pipeline
 from rlhf_trl.pipeline.plan import read_plan
 from rlhf_trl.run.config import read_config
+from rlhf_trl.run.options import read_options
 
 ROOT = Path(__file__).parent.parent
 TINY = ROOT / "configs" / "tiny"
@@ -92,6 +94,8 @@ def test_a_stage_has_the_common_keys_over_its_config_and_its_own_over_these(tmp_
         ({"answers": {"proxi": 3}}, "answers.proxi is no key here (did you mean 'proxy'?)"),
         ({"answers": {"proxy": "dpo"}}, "answers.proxy is dpo; name one of reward"),
         ({"answers": {"samples": 0}}, "answers.samples is 0; write 1 or more"),
+        ({"answers": {"probes": 3}}, "answers.probes is 3; name a file"),
+        ({"answers": {"probes": "no.jsonl"}}, "no.jsonl cannot be read (No such file"),
         ({"stages": {"reward": STAGES["reward"]}, "answers": {}}, "no stage trains a policy"),
     ],
 )
@@ -105,7 +109,7 @@ def test_mistakes_in_the_yaml_are_one_sentence(tmp_path, monkeypatch, changed, s
 @pytest.fixture
 def trained(tmp_path, monkeypatch, stand_in):
     """Let a pipeline's runs, its evaluation and its page be stand-ins; return what they were."""
-    calls = {"answers": [], "pages": []}
+    calls = {"answers": [], "pages": [], "previews": []}
 
     def leave(folder, options):
         config = read_config(options["--config"])
@@ -119,12 +123,17 @@ def trained(tmp_path, monkeypatch, stand_in):
         Path(answers).write_text("{}\n")
         return json.dumps({"models": {model: {} for model in models}})
 
+    def preview(config, words):
+        calls["previews"].append((config, read_options(words)))
+        return {"rows": 3}
+
     def write_page(folder):
         calls["pages"].append(folder)
         return folder / "page.html"
 
     calls["runs"] = stand_in(leave)
     monkeypatch.setattr(command, "evaluate", evaluate)
+    monkeypatch.setattr(command, "preview", preview)
     monkeypatch.setattr(command, "write_page", write_page)
     monkeypatch.chdir(tmp_path)
     return calls
@@ -154,6 +163,32 @@ def test_stages_are_trained_in_order_with_each_seed_and_then_answer(tmp_path, tr
     assert len(trained["pages"]) == 2
 
 
+def test_the_data_of_the_first_stage_with_pairs_are_counted(tmp_path, trained):
+    out = tmp_path / "out"
+    stages = {"grpo": {"config": f"{TINY}/grpo.yaml"}, "dpo": STAGES["dpo"]}
+    answers = {"gold": "exact_match"}
+    pipeline(written(tmp_path, stages=stages, answers=answers), words=["--dataset.seed", "3"])
+    config, options = trained["previews"][0]
+    assert config == f"{out}/configs/dpo.yaml" and options["beta"] == 1.0
+    assert options["dataset"]["seed"] == 3
+    assert json.loads((out / "preview.json").read_text()) == {"dpo": {"rows": 3}}
+    alone = {"other": {"config": f"{TINY}/grpo.yaml"}}
+    path = written(tmp_path, stages=alone, answers=answers)
+    pipeline(path, output_dir=str(tmp_path / "alone"))
+    assert trained["previews"][1][0] == f"{tmp_path}/alone/configs/other.yaml"
+
+
+def test_a_stage_may_read_models_of_stages_and_others(tmp_path, trained):
+    teachers = {"config": f"{TINY}/opd.yaml", "teacher_models": ["dpo", "owner/name", "reward"]}
+    stages = {**STAGES, "opd": teachers}
+    job = command._job(read_plan(written(tmp_path, stages=stages)), "opd", 1, [])
+    out = tmp_path / "out"
+    place = job.words.index("--teacher_models")
+    named = [f"{out}/dpo/seed-1/model", "owner/name", f"{out}/reward/seed-1/model"]
+    assert job.words[place + 1 : place + 4] == named
+    assert job.after == [out / "dpo" / "seed-1", out / "reward" / "seed-1"]
+
+
 def test_a_model_that_was_trained_anew_answers_anew(tmp_path, trained):
     pipeline(written(tmp_path))
     path = tmp_path / "out" / "grpo" / "seed-0" / "summary.json"
@@ -173,6 +208,29 @@ def test_every_checkpoint_answers_if_asked(tmp_path, trained):
     grpo = f"{out}/grpo/seed-0"
     # that of the last step is the run's model itself
     assert trained["answers"][1][0] == ["tiny", f"{out}/dpo/seed-0", f"{grpo}/checkpoint-1", grpo]
+
+
+def test_the_ends_of_runs_answer_probes_in_files_of_their_own(tmp_path, trained):
+    answers = {"proxy": "reward", "gold": "exact_match", "checkpoints": True}
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"category": "safety", "prompt": "May I?"}\n')
+    path = written(tmp_path, answers={**answers, "probes": "mine.jsonl"})
+    pipeline(path)
+    out = tmp_path / "out"
+    (models, options), (probed, options_of_probes) = trained["answers"]
+    assert (options["probes"], options_of_probes["probes"]) == (None, str(file))
+    assert models == probed == ["tiny", f"{out}/dpo/seed-0", f"{out}/grpo/seed-0"]
+    assert sorted(file.name for file in (out / "answers").iterdir()) == [
+        *("probes-seed-0.json", "probes-seed-0.jsonl", "seed-0.json", "seed-0.jsonl"),
+    ]
+    (out / "grpo" / "seed-0" / "checkpoint-1").mkdir()
+    file.write_text('{"category": "safety", "prompt": "May I not?"}\n')
+    pipeline(path)  # another checkpoint asks the prompts again, other probes these
+    (models, _), (probed, _) = trained["answers"][2:]
+    assert f"{out}/grpo/seed-0/checkpoint-1" in models
+    assert probed == ["tiny", f"{out}/dpo/seed-0", f"{out}/grpo/seed-0"]
+    pipeline(path)
+    assert len(trained["answers"]) == 4
 
 
 def test_an_edited_config_is_refused_and_options_go_to_all_stages(tmp_path, trained):
@@ -224,7 +282,7 @@ def test_two_pipelines_do_not_share_a_folder(tmp_path, trained):
 # --- what the project promises
 
 SHORT = [
-    *("--max_steps", "6", "--save_steps", "2", "--eval_steps", "3", "--dataset.size", "100"),
+    *("--max_steps", "6", "--save_steps", "2", "--eval_steps", "3", "--dataset.size", "140"),
     *("--dataset.eval_size", "16"),
 ]
 
@@ -233,7 +291,11 @@ def started(out):
     """Start the tiny pipeline in a process of its own."""
     path = str(ROOT / "configs" / "pipeline" / "tiny.yaml")
     words = ["pipeline", path, "--output_dir", str(out), *SHORT]
-    return psutil.Popen([sys.executable, "-m", "rlhf_trl.cli", *words], cwd=ROOT)
+    command = [sys.executable, "-m", "rlhf_trl.cli", *words]
+    # what runs in the background of a shell ignores SIGINT, and so would its children
+    return psutil.Popen(
+        command, cwd=ROOT, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    )
 
 
 def until(condition, process, seconds=300):
@@ -294,3 +356,40 @@ def test_a_signal_leaves_no_process_and_the_last_step(tmp_path, number):
     assert process.wait(60) == 128 + number
     assert not any(worker.is_running() for worker in workers)
     assert "stopped by SIGTERM at step" in (run / "output.txt").read_text()
+
+
+@pytest.mark.promise
+@pytest.mark.slow
+def test_the_demo_of_pairs_runs_whole_on_a_folder_of_transcripts(
+    tmp_path, monkeypatch, own_model, capfd
+):
+    data = tmp_path / "data"
+    data.mkdir()
+    rows = transcripts()
+    write_lines(data / "train.jsonl", rows)  # the demo takes the first ten
+    write_lines(data / "test.jsonl", rows[-20:])
+    monkeypatch.chdir(ROOT)
+    out = tmp_path / "out"
+    options = ["--model_name_or_path", str(own_model), "--dataset.path", str(data)]
+    options += ["--dtype", "float32", "--bf16", "false", "--use_cpu"]
+    main(["pipeline", "configs/pipeline/demo.yaml", "--output_dir", str(out), *options])
+    assert "6 models answer" in capfd.readouterr().out
+    assert {"page.html", "table.md", "frontier.png"} <= {path.name for path in out.iterdir()}
+
+    stages = json.loads((out / "pipeline.json").read_text())["stages"]
+    assert [*stages] == ["reward", "sft", "rejection_sampling", "dpo", "ppo", "grpo"]
+    for name in stages:
+        summary = json.loads((out / name / "seed-0" / "summary.json").read_text())
+        assert (summary["steps"], summary["held_out"]) == (2, 4)
+    preview = json.loads((out / "preview.json").read_text())["reward"]
+    left_out = preview["left_out"]["the prompt is in no slice to train on"]
+    assert preview["train"]["rows"] + left_out == 10 and 0 < left_out < 10
+    assert preview["overlap"] == 0 and preview["held_out"]["rows"] == 4
+    # all answered what is held out, the last questions of transcripts that are not trained on
+    lines = (out / "answers" / "seed-0.jsonl").read_text().splitlines()
+    answers = [json.loads(line) for line in lines]
+    asked = {line["prompt"][-1]["content"] for line in answers}
+    last = [row["chosen"].rpartition("Human: ")[2].partition("\n")[0] for row in rows]
+    assert len(asked) == 4 and asked <= {*last[-20:]}
+    runs = {f"{out}/{name}/seed-0" for name in stages if name != "reward"}
+    assert all(line.keys() == {"prompt", str(own_model), *runs} for line in answers)

@@ -9,7 +9,7 @@ from pathlib import Path
 import matplotlib
 import pytest
 import yaml
-from pipeline_folder import make_folder
+from pipeline_folder import PROBES, make_folder
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.pipeline.page import learned_from, sections_of, write_page
@@ -54,7 +54,7 @@ class Read(HTMLParser):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = make_folder(tmp_path_factory.mktemp("pipeline") / "out")
+    folder = make_folder(tmp_path_factory.mktemp("pipeline") / "out", probes=PROBES)
     (folder / "preview.json").write_text(json.dumps(PREVIEW))
     assert write_page(folder) == folder / "page.html"
     return folder
@@ -71,13 +71,14 @@ def test_the_page_needs_no_other_file(page):
     assert policy["content"].startswith("default-src 'none';")
     assert {tag for tag, _ in page.elements}.isdisjoint({"script", "link", "iframe", "a"})
     sources = [attributes["src"] for _, attributes in page.elements if "src" in attributes]
-    assert [source.partition(",")[0] for source in sources] == ["data:image/png;base64"] * 2
+    assert [source.partition(",")[0] for source in sources] == ["data:image/png;base64"] * 3
 
 
 def test_the_preview_comes_first_and_the_summary_after_it(folder, page):
     headings = [attributes["id"] for tag, attributes in page.elements if tag == "h2"]
     assert headings[:3] == ["data", "models", "reward_models"]
-    assert headings[3:] == ["frontier", "distributions", "samples", "costs", "settings"]
+    assert headings[3:5] == ["frontier", "distributions"]
+    assert headings[5:] == ["failures", "training", "samples", "settings"]
     assert page.tables[0] == [
         ["", "rm", "grpo"],
         ["train, rows", "250", "500"],
@@ -98,7 +99,7 @@ def test_the_preview_comes_first_and_the_summary_after_it(folder, page):
 def test_costs_and_settings_are_those_of_the_files(folder, page):
     costs = next(table for table in page.tables if table[0][:2] == ["stage", "CPU s"])
     # 20, 21 and 22 CPU seconds of each of four stages, in 1, 2 and 3 starts
-    expected = ["21.0 ± 1.0", "2 ± 1", "1.50 ± 0.00", "11.0 ± 1.0", "1 ± 0"]
+    expected = ["21.0 ± 1.0", "2 ± 1", "1.50 ± 0.00", "11.0 ± 1.0", "1 ± 0", "-", "-"]
     assert [cell.replace("\xa0", " ") for cell in costs[1]] == ["rm", *expected]
     assert [cell.replace("\xa0", " ") for cell in costs[-1][:2]] == ["all", "84.0 ± 4.0"]
     assert "recipes/grpo.py --config configs/tiny/grpo_beta.yaml" in page.text
@@ -135,8 +136,30 @@ def test_sentences_and_tables_are_in_the_markdown_too(folder, page):
     assert text.startswith("| model | learned from | gold, greedy | gold, sampled | proxy | KL |")
 
 
+def test_probes_are_answered_side_by_side(folder, page):
+    tables = [table for table in page.tables if table[0][0] == "question"]
+    assert [table[0][1] for table in tables] == ["tiny (reference)"] * 3
+    lines = [json.loads(line) for line in (folder / "answers/probes-seed-0.jsonl").open()]
+    first = next(line for line in lines if line["tiny"]["category"] == "safety")
+    answer = first[f"{folder}/grpo/seed-0"]["samples"][0]["text"]
+    row = next(row for row in tables[2] if row[0] == first["tiny"]["question"])
+    assert answer in row[tables[2][0].index("GRPO")]
+
+
+def test_the_analysis_is_on_the_page_and_in_a_file(folder, page):
+    text = (folder / "ANALYSIS.md").read_text()
+    sentences = [line[2:] for line in text.splitlines() if line.startswith("- ")]
+    assert len(sentences) > 10 and all(sentence in page.text for sentence in sentences)
+    cells = [
+        f"| {' | '.join(row)} |".replace("\xa0", " ") for table in page.tables for row in table
+    ]
+    analysis = text.partition("## Failures")[2]
+    rows = [line for line in analysis.splitlines() if line.startswith("| ") and "---" not in line]
+    assert len(rows) > 20 and set(rows) <= set(cells)
+
+
 def test_figures_are_drawn(folder):
-    for name in ("frontier.png", "distributions.png"):
+    for name in ("frontier.png", "distributions.png", "training.png"):
         content = (folder / name).read_bytes()
         width, height = struct.unpack(">II", content[16:24])
         assert content[1:4] == b"PNG" and width > 1000 and height > 500
@@ -158,12 +181,12 @@ def test_what_a_stage_learned_from(folder):
     cases = {
         "right answers": ("sft", {"demonstrator": "right"}),
         "answers of an imperfect demonstrator": ("sft", {}),
-        "right answers (exact_match), reward format": (
+        "right answers (exact_match), the reward format": (
             "grpo",
             {"reward_funcs": ["exact_match", "format"]},
         ),
         "reward model rm": ("grpo", {"reward_funcs": [], "reward_model": judge}),
-        "reward format, reward model owner/name": (
+        "the reward format, reward model owner/name": (
             "ppo",
             {"reward_funcs": ["format"], "reward_model": "owner/name"},
         ),
@@ -172,6 +195,7 @@ def test_what_a_stage_learned_from(folder):
             "dpo",
             {"dataset": {"pairs": "on_policy", "scored_by": judge}},
         ),
+        "steps that are right or wrong": ("prm", {"algorithm": "prm", "dataset": {}}),
         "answers of chats.jsonl": ("sft", {"dataset": {"path": "chats.jsonl"}}),
         "labels of pairs.jsonl": ("dpo", {"dataset": {"path": "pairs.jsonl"}}),
     }

@@ -13,6 +13,7 @@ import pytest
 import torch
 from datasets import Dataset
 from direct_alignment_cases import message, pairs
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3ForCausalLM
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
@@ -404,6 +405,24 @@ def test_a_prompt_is_measured_with_what_the_template_adds(tmp_path):
     args.chat_template_kwargs = {"preamble": "a" * 240}
     # 240 and <|bos|><|user|>banana<|end|><|assistant|>
     with pytest.raises(InputError, match="has 250 tokens and with max_completion_length 20 needs"):
+        check_prompts(rows, tokenizer, model, args)
+
+
+@pytest.mark.parametrize("length", [235, 236])
+def test_a_text_is_measured_with_the_token_that_begins_it(tmp_path, length):
+    tokenizer = build_tokenizer()
+    begin = ("<|bos|>", tokenizer.convert_tokens_to_ids("<|bos|>"))
+    post = TemplateProcessing(single="<|bos|> $A", special_tokens=[begin])
+    tokenizer.backend_tokenizer.post_processor = post
+    model = ModelConfig(model_name_or_path=saved(tmp_path))  # has a context of 256
+    args = SimpleNamespace(max_completion_length=LIMIT)
+    rows = [{"prompt": "a" * length}]
+    if length == 235:  # 1 + 235 + 20
+        check_prompts(rows, tokenizer, model, args)
+        return
+    with pytest.raises(
+        InputError, match="has 237 tokens and with max_completion_length 20 needs 257"
+    ):
         check_prompts(rows, tokenizer, model, args)
 
 

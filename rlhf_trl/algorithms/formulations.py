@@ -67,9 +67,9 @@ class Formulation:
 
     def _check(self, name: str, value: Any) -> None:
         """Refuse a value that a parameter cannot have."""
-        if (name, None) not in PARAMETERS:  # in no family: only a user's own row reads it
+        if (name, None) not in PARAMETERS:  # not in the table: only a user's own row reads it
             return
-        if value is None and self.reads[name] is None:  # its default
+        if value is None and self.reads[name] is None:  # the default, which fits no range
             return
         known = parameter(name, self.family)
         if known.choices:
@@ -80,7 +80,7 @@ class Formulation:
         elif not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
             fits = False
             wanted = "a number"
-        elif known.range is None:
+        elif known.range is None:  # any number will do
             return
         else:
             fits = RANGES[known.range](value)

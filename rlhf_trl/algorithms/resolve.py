@@ -30,26 +30,27 @@ def resolve(
     Args:
         row: the formulation that a config chooses.
         user_values: the fields that the user sets, with their values.
-        others: formulations by algorithm that might be chosen in its place, for the error message.
-        passing: fields of stock TRL, which may be given although the row does not read them, or
-            fixes them otherwise if no other row of its trainer has more of what the user sets.
+        others: formulations by algorithm that might be chosen in its place: what an error message
+            names, and what decides whether a contradiction of `passing` fields is accepted.
+        passing: fields of stock TRL, which may be given although the row does not read them. They
+            may also contradict what it fixes, if they contradict no other row of its trainer less.
 
     Returns:
         What the row fixes; for what it reads the given value, or its default (maybe `REQUIRED`).
     """
     reads = {**row.reads, **row.trainer_reads}
     settings = row.fixed({name: user_values[name] for name in row.reads if name in user_values})
-    if passing:  # what the row fixes as well, unless another row of the trainer has more of it
-        apart = contradicted(row, user_values)
+    if passing:  # what contradicts replaces what the row fixes, unless another row is nearer
+        clashing = contradicted(row, user_values)
         rivals = [other for other in others.values() if other.trainer == row.trainer]
-        if all(len(contradicted(other, user_values)) >= len(apart) for other in rivals):
-            settings |= {name: user_values[name] for name in apart}
+        if all(len(contradicted(other, user_values)) >= len(clashing) for other in rivals):
+            settings |= {name: user_values[name] for name in clashing}
     for name, value in user_values.items():
         if name in reads:
             continue
         if name in settings and not _fits(value, settings[name]):
-            same = [n for n, other in others.items() if _fits(value, other.settings.get(name))]
-            remedy = f"write algorithm: {' or '.join(same)}" if same else "choose another algorithm"
+            fit = [n for n, other in others.items() if _fits(value, other.settings.get(name))]
+            remedy = f"write algorithm: {' or '.join(fit)}" if fit else "choose another algorithm"
             clash = f"contradicts {row.label} and its {name}: {settings[name]!r}"
             raise FieldError(name, f"is {value!r}, which {clash}; remove it, or {remedy}")
         if name in LOSS_FIELDS - settings.keys() and name not in passing:
@@ -123,14 +124,14 @@ class RowConfig:
         What is filled in counts as not given if the config is resolved again. A config of TRL's own
         class stays as it is: its loss is TRL's, that of the row, if any, whose settings it has.
         """
-        stock_class = next(c for c in cls.__mro__ if c.__module__.startswith("trl."))
+        stock_class = next(c for c in cls.__mro__ if c.__module__.startswith("trl."))  # TRL's own
         if not isinstance(args, cls):
             if not isinstance(args, stock_class):
                 wanted = f"{cls.__name__} or {stock_class.__name__}"
                 raise InputError(f"args must be a {wanted}, not a {type(args).__name__}.")
             return cls._of_stock(args, stock_class.__name__.replace("Config", "Trainer"))
         stock = {f.name: _default(f) for f in fields(stock_class)}  # TRL's fields, its defaults
-        for f in fields(args):
+        for f in fields(args):  # ours are checked here, TRL's by TRL
             value = getattr(args, f.name)
             rules = {**f.metadata, **EARLY.get(f.name, {})}  # ranges and choices
             if f.name not in stock and (wanted := instead(value, rules)):
@@ -141,14 +142,15 @@ class RowConfig:
         args.check_for(row)
         user_values = args._set_by_user(row)
         others = {n: find(n, args.formulation) for n in names(cls.kind.family, args.formulation)}
-        values = resolve(row, user_values, others, stock if is_stock else ())
+        values = resolve(row, user_values, others, passing=stock if is_stock else ())
         if missing := [name for name, value in values.items() if value == REQUIRED]:
             raise InputError(f"{row.label} needs {missing[0]}, which has no default; set it.")
         # in formulation "trl", fields that no row reads are TRL's, and keep what the user writes
         filled_in = {**stock, **user_values, **values} if is_stock else {**stock, **values}
-        args._fill_in(filled_in, LOSS_FIELDS | values.keys(), user_values.keys())
-        if apart := contradicted(row, values):  # in formulation trl: this loss is none of a row
-            algorithm, row = None, replace(row, label=f"{row.label} but for {', '.join(apart)}")
+        decided = LOSS_FIELDS | values.keys()
+        args._fill_in(filled_in, decided, user_values=user_values.keys())
+        if clashing := contradicted(row, values):  # only in formulation trl: a loss without a row
+            algorithm, row = None, replace(row, label=f"{row.label} but for {', '.join(clashing)}")
         parameters = {n: values[n] for n in row.reads if values.get(n) is not None}
         parameters = args.parameters(row, parameters)
         return args.checked(Resolved(algorithm, args.formulation, row, parameters, args))

@@ -106,8 +106,8 @@ def group_standardized(
 
     Returns:
         (B,) advantages. Those of a group of equal rewards are not always 0: their computed mean may
-        be off by a rounding error, which a small e enlarges. In float32 six rewards of 0.3 get
-        0.0003 with e = 1e-4, and with e = 1e-8 0.7, or 3 beside a second such group.
+        be off by a rounding error, which a small e enlarges. Those of six rewards of 0.3 in float32
+        are 0.0003 with e = 1e-4 and 0.7 with e = 1e-8 (3 if the batch holds two such groups).
     """
     grouped = as_groups(rewards, num_generations, "group_standardized", at_least=2)
     centered = grouped - grouped.mean(1, keepdim=True)

@@ -98,7 +98,7 @@ def per_prompt(
         num_generations: completions of each prompt; None: all are of one.
         prompt_tokens: (B,) for each completion, the tokens of all completions of its prompt; for
             batches that hold only a part of these. None: counted from the mask.
-        normalizer: P; None: B / num_generations, not always whole where batches split prompts.
+        normalizer: P; None: B / num_generations, a fraction where a batch holds parts of prompts.
     """
     size = num_generations or len(mask)
     if prompt_tokens is None:

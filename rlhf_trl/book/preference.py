@@ -131,7 +131,7 @@ def orpo(
     Args:
         chosen_nll: (B,) or scalar negative log-likelihood of the chosen, in nats per token.
         beta: weight of the odds ratio.
-        max_logp: log-probabilities above are held there, without a gradient of the odds ratio.
+        max_logp: larger log-probabilities count as this one, without a gradient of the odds.
 
     Returns:
         (B,) losses; infinite where a log-probability is 0.

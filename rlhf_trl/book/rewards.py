@@ -81,6 +81,7 @@ def overlong_penalty(lengths: Tensor, max_completion_length: int, soft_punish_ca
             f"{max_completion_length}, not {soft_punish_cache}"
         )
     free = max_completion_length - soft_punish_cache
+    # unsigned integers would wrap around below 0
     lengths = lengths if lengths.is_floating_point() else lengths.to(torch.get_default_dtype())
     return ((free - lengths) / soft_punish_cache).clamp(-1, 0)
 

@@ -175,7 +175,8 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
     """Read what a user asks about: a config, a trainer, or both.
 
     A config with an algorithm is one of our recipes'. Of our trainers without a config, the row is
-    the one that their config class has by default. All else is a trainer of TRL or a subclass.
+    the one that their config class has by default. All else is read as TRL's: a trainer with its
+    config's fields, and no row.
 
     Args:
         path: a config of this project, or one as `trl grpo --config` takes it.
@@ -200,7 +201,7 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
     classes = _trainer_and_config(trainer)
     default_row = getattr(classes[1], "default_row", None)  # only configs of this project have one
     if path is None and default_row is not None:
-        return _own_subject(label, classes, default_row, "chapter", {})
+        return _own_subject(label, classes, default_row, "chapter", values={})
     return _stock_subject(label, classes, path, other_trainers)
 
 
@@ -292,10 +293,11 @@ def _own_subject(
     """
     row = formulation(algorithm, formulation_name)
     base = pairs.base_name(classes[0])
+    # None, which our config classes mostly have, leaves a field to the row
     defaults = {
-        field.name: field.default
-        for field in fields_of(classes[1])
-        if field.name in row.reads and field.default not in (None, MISSING)
+        config_field.name: config_field.default
+        for config_field in fields_of(classes[1])
+        if config_field.name in row.reads and config_field.default not in (None, MISSING)
     }
     # What the trainer needs to run on the batches, such as the name of a reward that they have,
     # overrides the user's values. Only where the equation reads the field, as PPO's `gamma`, the
@@ -303,8 +305,10 @@ def _own_subject(
     needed = own_fields(row)
     not_in_equation = {name: value for name, value in needed.items() if name not in row.reads}
     fields = needed | _loss_fields(defaults | values) | not_in_equation
+    # TRL's fields that the row fixes, such as `loss_type`, unless the user has them. Where only one
+    # of the two is GRPOTrainer, they are fields of another config: BookRLOOTrainer trains rows of
+    # GRPOTrainer, and our distillation, which stands on GRPOTrainer, rows of other trainers.
     if base == "GRPOTrainer" and row.trainer == "GRPOTrainer":
-        # TRL's fields that the row fixes, such as `loss_type`, unless the user has them
         fields = dict(row.settings) | fields
     trainer_arguments = pairs.arguments(algorithm, formulation_name)
     return Subject(label, base, classes, values, fields, trainer_arguments)
@@ -490,6 +494,7 @@ def _distance(
     equal_on_policy = None
     for result in results:
         if result.batch == "on_policy":
+            # not `agrees`, which holds for two zero gradients, too: they show nothing
             equal_on_policy = result.verdict == "equal"
     return Distance(
         algorithm=algorithm,
@@ -618,7 +623,7 @@ def _params(row: Formulation, subject: Subject, config: Any) -> dict[str, Any]:
     ours only `subject.fields` count, as a field that it does not set has the row's default.
     """
     params: dict[str, Any] = {}
-    # The first is the batches', see `_required`; without the others the row is its plain equation.
+    # The length is the batches' (`_required`); without the other two a row is its plain equation.
     not_in_config = ("max_completion_length", "importance_cap", "baseline_value")
     for name in row.reads:
         if name in not_in_config:
@@ -667,7 +672,7 @@ def _changes(subject: Subject, book: Book, config: Any) -> dict[str, Any]:
     row = book.row
     params = {**_required(row), **book.params}
     values = row.parameters(params)  # with the defaults of those that nobody has given
-    wanted = dict(row.fixed(params))
+    wanted = dict(row.fixed(params))  # TRL's settings for the row
     if "label_smoothing" in row.reads:  # the row's default is not TRL's, which is 0
         wanted["label_smoothing"] = values["label_smoothing"]
     for name, offset in row.trl_offset.items():  # as cispo's bound, which is 1 more in TRL
@@ -683,7 +688,8 @@ def _changes(subject: Subject, book: Book, config: Any) -> dict[str, Any]:
         wanted.pop("use_bias_correction_kl", None)
     changes = _differing(wanted, config)
     # A row with window "window" divides by the tokens of its accumulation window, TRL by those of
-    # an average one of the generation, which is the same where a generation is one window.
+    # an average one of the generation, which is the same where a generation is one window. Rows
+    # that are no policy gradients have no window.
     if getattr(row, "window", "") == "window" and subject.generation != subject.accumulation:
         changes["steps_per_generation"] = subject.accumulation
     return changes
@@ -703,7 +709,10 @@ def _defaults_of_unread(subject: Subject, read: Collection[str]) -> dict[str, An
 
 
 def _wanted_of_any_row(subject: Subject, config: Any) -> dict[str, Any]:
-    """Return what every policy-gradient row wants: it is sampled as before, but scored at 1."""
+    """Return what every policy-gradient row wants: it is sampled as before, but scored at 1.
+
+    Configs of other trainers do not have these fields, and `_differing` leaves them out.
+    """
     wanted: dict[str, Any] = {"mask_truncated_completions": False}
     if getattr(config, "temperature", 1.0) != 1.0:
         sampling = {"temperature": config.temperature}

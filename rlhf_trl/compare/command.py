@@ -63,6 +63,7 @@ def _matrix(args: Namespace) -> None:
     if not results:
         raise InputError(f"--batches: {args.batches} does not apply to {args.algorithms}")
     by_batch = bool(args.batches)
+    # printed before anything is refused, so that what fails can be read
     print(report.render(results, against_stock, args.format, args.verbose, by_batch=by_batch))
     unequal = [as_stock.label(result.case) for result in against_stock if not result.is_same]
     if unequal:

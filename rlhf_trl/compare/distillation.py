@@ -173,7 +173,7 @@ def of_policy(window: policy.PolicyWindow, side: Book) -> DistillationView:
     completion, see `_demonstrations`. A completion without one does not count.
     """
     view = window.view()
-    student = view.policy.model
+    student = view.policy.model  # `policy` has the gradients in this model's parameters
     mask = view.mask.clone()
     teacher_ids = dict(window.ids)
     if "teacher" in side.row.trainer_reads:  # SDPO, whose teacher is a version of the student
@@ -235,6 +235,7 @@ def _teacher_prompts(
     chats = []
     for place, demonstration in enumerate(demonstrations):
         first = place // group_size * group_size  # whose prompt the whole group shares
+        # roles are special tokens, so what is left of the chat is the text of its one message
         prompt = tokenizer.decode(window.ids["prompt_ids"][first], skip_special_tokens=True)
         if demonstration is not None:
             prompt += template.format(demonstration=demonstration)
@@ -250,13 +251,13 @@ def build_trainer(
 ) -> Any:
     """Build TRL's DistillationTrainer or SDPOTrainer for a window, its completions fixed.
 
-    `fields` are those of its config, which go before the window's; `arguments` are further ones of
+    `fields` are those of its config, which override the window's; `arguments` are further ones of
     the trainer. SDPOTrainer samples GROUP completions of each prompt by itself; for
     DistillationTrainer, which samples one, each prompt stands GROUP times in the data.
     """
     words = policy.WORDS[: ROWS * batch.accumulation // GROUP]  # each is a prompt
     examples = [{"prompt": [{"role": "user", "content": word}]} for word in words]
-    window = {
+    window_fields = {
         "per_device_train_batch_size": ROWS,
         "max_completion_length": policy.LIMIT,
         "gradient_accumulation_steps": batch.accumulation,
@@ -264,16 +265,19 @@ def build_trainer(
     }
     if config.__name__.startswith("SDPO"):
         # the second use of a generation is measured, see `_run_sdpo`
-        window |= {"num_generations": GROUP, "num_iterations": 2}
+        window_fields |= {"num_generations": GROUP, "num_iterations": 2}
         arguments.setdefault("reward_funcs", [policy.right, policy.has_format])
     else:
         examples = [example for example in examples for _ in range(GROUP)]
-        examples *= 2  # `models.at_scale` makes this one of two processes, which share the data
+        # `models.at_scale` makes this one of two processes, which share the data; alone, it reads
+        # the first half. SDPO is not measured at scale.
+        examples *= 2
         arguments.setdefault("teacher_model", _teacher_with_dropout())
-    built = make_trainer(trainer, config, window | dict(fields), examples, **arguments)
+    config_fields = window_fields | dict(fields)
+    built = make_trainer(trainer, config, config_fields, examples, **arguments)
     measure.check_generation(built)
-    # The recorded losses have one batch of distillation, `scored` in `policy.RARE`. No reward model
-    # scores here; so that tokens of a tool are recorded, too, that batch has them.
+    # DistillationTrainer masks the tokens of a tool, and no other batch that it is measured on has
+    # any. It reads no rewards, so `scored`, the batch with those of a model, has such tokens here.
     has_tools = batch.rewards == "model"
     measure.fix_completions(built, policy.completion(batch.ragged), tools=has_tools)
     return built

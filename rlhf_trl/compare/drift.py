@@ -88,8 +88,8 @@ def check(recorded: Surface | None = None) -> tuple[list[Moved], Surface, Surfac
 def compare(recorded: Surface, installed: Surface) -> list[Moved]:
     """Return what differs between the recorded and the installed surface.
 
-    What hangs on a class that has gone is left out: the class itself is told. A module of ours that
-    the installed TRL keeps from being imported is told, too.
+    What hangs on a class that has gone is left out, the class itself is not. A module of ours that
+    the installed TRL keeps from being imported is among the differences, too.
     """
     # as `family_of` names them: "GRPO" where GRPOTrainer or GRPOConfig has gone
     gone = {
@@ -106,7 +106,10 @@ def compare(recorded: Surface, installed: Surface) -> list[Moved]:
     ]
     _, not_importable = relied_on()
     for module, why in not_importable.items():
-        moved.append(Moved(module, "can be imported", why, None, "the recipes that use it"))
+        concerned = "the recipes that use it"
+        moved.append(
+            Moved(module, recorded="can be imported", found=why, since=None, concerns=concerned)
+        )
     return moved
 
 
@@ -159,6 +162,7 @@ def _moved_losses(
     for case, old in recorded.items():
         if family_of(case) in gone:
             continue
+        # null stands for a loss that is to be watched, and is not recorded yet
         old, new = old or "absent", installed.get(case) or "absent"
         # losses in bfloat16 may differ by 3 % between machines
         tolerance = 300 * TOLERANCE if "bf16=true" in case else TOLERANCE
@@ -169,7 +173,9 @@ def _moved_losses(
             yield _moved("losses", case, old, new)
     for (trainer, why), cases in failed.items():
         what = cases[0] if len(cases) == 1 else f"{trainer}, {len(cases)} losses"
-        yield Moved(what, "can be computed", why, None, _concerns("homes", trainer))
+        # whom it concerns that the trainer itself has moved: none of these losses can be computed
+        concerned = _concerns("homes", trainer)
+        yield Moved(what, recorded="can be computed", found=why, since=None, concerns=concerned)
 
 
 def _moved_fields(recorded: Facts, installed: Facts) -> Iterator[Moved]:

@@ -74,7 +74,7 @@ def normalizer(left: str, right: str) -> Identity:
 
 
 def _surrogate(term: str, says: str, change: Callable[[View, Tensor], Tensor]) -> Identity:
-    """Change the part of the policy gradient, (B, T)."""
+    """Change the part of the policy gradient, (B, T): `change` gets it behind the view."""
 
     def apply(terms: Terms) -> None:
         terms.surrogate = change(terms.view, terms.surrogate)
@@ -123,12 +123,12 @@ def sampler_weight(mode: str, low: float, high: float) -> Identity:
     """
     of_completion, masks = mode.startswith("sequence"), mode.endswith("mask")
 
-    def change(view: View, old: Tensor) -> Tensor:
+    def change(view: View, surrogate: Tensor) -> Tensor:
         log_ratio = view.sampler_log_ratio  # (B, T), 0 where the mask is 0
         weight = (log_ratio.sum(1, keepdim=True) if of_completion else log_ratio).exp()
         if masks:
-            return old * (weight * ((weight >= low) & (weight <= high)))
-        return old * weight.clamp(low, high)
+            return surrogate * (weight * ((weight >= low) & (weight <= high)))
+        return surrogate * weight.clamp(low, high)
 
     bounds = f"[{low:g}, {high:g}]"
     rule = f"w, or by 0 outside {bounds}" if masks else f"w, bounded to {bounds}"
@@ -207,9 +207,10 @@ def kl_in_reward(estimate: str, beta: float | None = None) -> Identity:
         beta: its weight; None: the one among the left side's arguments.
     """
 
-    def arguments(view: View, old: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments with other rewards, without those of a KL."""
-        changed = dict(old)
+    def arguments(view: View, left: dict[str, Any]) -> dict[str, Any]:
+        """Return the left side's arguments, the penalty in `rewards` and none that make a KL."""
+        changed = dict(left)
+        # with a weight of its own it belongs to rows whose left side has no `beta` to take out
         weight = changed.pop("beta", 0.0) if beta is None else beta
         log_ratio = view.old_logps - view.ref_logps
         if estimate == "averaged":
@@ -217,11 +218,11 @@ def kl_in_reward(estimate: str, beta: float | None = None) -> Identity:
             penalty = (per_token * view.mask).sum(1) / view.lengths.squeeze(1)
         else:
             penalty = (log_ratio * view.mask).sum(1)
-        changed["rewards"] = old["rewards"] - weight * penalty
+        changed["rewards"] = left["rewards"] - weight * penalty
         # The book's function refuses arguments that it does not read, as these without a KL. Of the
         # rows with this identity PPO alone, which has values, still reads old_logps for its ratio.
         unread = ["ref_logps", "kl_estimator"]
-        if "values" not in old:
+        if "values" not in left:
             unread.append("old_logps")
         for name in unread:
             changed.pop(name, None)

@@ -248,8 +248,9 @@ def table(rows: Sequence[Row]) -> str:
             column = "value"
         else:
             column = f"in the {row.placement}"
-        line = {"tokens": str(row.tokens), "estimator": row.estimator}
-        lines.setdefault((row.tokens, row.estimator), line)[column] = cell
+        head = {"tokens": str(row.tokens), "estimator": row.estimator}
+        line = lines.setdefault((row.tokens, row.estimator), head)
+        line[column] = cell
     return report.table([*lines.values()], "markdown")
 
 
@@ -275,7 +276,7 @@ def figure(rows: Sequence[Row], path: str | Path) -> None:
         panels[0].set_yticks(range(len(names)), names)
         panels[0].set_ylim(len(names) - 0.4, -0.6)  # the first estimator on top
         for panel, placement in zip(panels, titles, strict=True):
-            in_panel = [r for r in rows if (r.tokens, r.placement) == (tokens, placement)]
+            in_panel = [row for row in rows if (row.tokens, row.placement) == (tokens, placement)]
             _draw_panel(panel, in_panel, names)
     drawing.suptitle("What estimators of KL(pi || pi_ref) give on average")
     for top, bottom, title in zip(axes[0], axes[-1], titles.values(), strict=True):
@@ -286,7 +287,7 @@ def figure(rows: Sequence[Row], path: str | Path) -> None:
         for mark, color, label in _MARKS.values()
     ]
     drawing.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small")
-    write_whole(path, lambda p: drawing.savefig(p, dpi=100))
+    write_whole(path, lambda part: drawing.savefig(part, dpi=100))
 
 
 _MARKS = {
@@ -316,11 +317,13 @@ def page(image: str = "kl.png") -> str:
     """Return the section on KL estimators in Markdown; `image` is what `figure` drew."""
     rows = measure_kl(*toy())
 
-    def row_of(estimator: str, placement: str, tokens: int, ratio="none", policy="on") -> Row:
+    by_fields = {(r.estimator, r.placement, r.tokens, r.ratio, r.policy): r for r in rows}
+
+    def row_of(
+        estimator: str, placement: str, tokens: int, ratio: str = "none", policy: str = "on"
+    ) -> Row:
         """Return the one row with these fields."""
-        wanted = (estimator, placement, tokens, ratio, policy)
-        keys = [(r.estimator, r.placement, r.tokens, r.ratio, r.policy) for r in rows]
-        return rows[keys.index(wanted)]
+        return by_fields[estimator, placement, tokens, ratio, policy]
 
     def against(row: Row) -> str:
         """Return a mean gradient in words, relative to the exact one."""
@@ -330,7 +333,7 @@ def page(image: str = "kl.png") -> str:
     code_k3 = row_of("code k3", "value", 1).expected
     exact = {row.tokens: row.exact for row in rows if row.placement == "value"}
     shown = [row for row in rows if row.estimator != "code k2"]  # which equals k2
-    tables = {by: table([row for row in shown if row.policy == by]) for by in MEASURED}
+    tables = {sampler: table([r for r in shown if r.policy == sampler]) for sampler in MEASURED}
     k3_rewards = [row_of("k3", "reward", tokens).norm_ratio for tokens in (1, 3)]
     return f"""## KL estimators: as a number, in the loss, in the reward
 

@@ -135,7 +135,7 @@ class Matrix:
         error_in_float64 = None
         if isinstance(row.right, Stock) and row.right.trainer in DOUBLE:
             _, right_in_float64 = self.side(row.right, window, double=True)
-            error_in_float64 = judge(left, right_in_float64)[0]
+            error_in_float64, *_ = judge(left, right_in_float64)
         steps = list(row.identities)
         # TRL divides logits by the temperature, the book never does
         if batch.temperature != 1 and isinstance(row.right, Stock):
@@ -307,8 +307,8 @@ def judge(left: Tensor, right: Tensor) -> tuple[float, float, float, Verdict]:
     """Say what two gradients, (N,) each, are to each other.
 
     Returns:
-        |right - left| / |left|, cosine, |right| / |left|, and the verdict. A cosine or ratio that a
-        zero gradient leaves undefined is NaN.
+        |right - left| / |left|, cosine, |right| / |left|, and the verdict. Where either gradient is
+        zero or not finite, cosine and ratio are NaN.
     """
     left_norm, right_norm = float(left.norm()), float(right.norm())
     if not math.isfinite(left_norm * right_norm):  # NaN or infinite on either side

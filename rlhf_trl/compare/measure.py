@@ -89,8 +89,13 @@ def fix_completions(
     returns_ids_only = not is_grpo and bool(base_names & {"RLOOTrainer", *DISTILLING})
     generate = _answering(trainer, completion, returns_ids_only, sampler, gaps)
     trainer._generate_single_turn = generate
-    if hasattr(trainer, "_generate_transformers"):  # an SDPOTrainer, which calls this one instead
-        trainer._generate_transformers = lambda ids: (ids, generate(ids, None, {}))
+    if hasattr(trainer, "_generate_transformers"):
+        # An SDPOTrainer, which calls this one instead. It returns prompts and completions, and no
+        # mask, so `tools` does nothing here.
+        trainer._generate_transformers = lambda ids: (
+            ids,
+            generate(ids, images=None, multimodal_fields={}),
+        )
     elif tools and returns_ids_only:
         _mark_tools_of_generate(trainer)
     elif tools:
@@ -120,6 +125,7 @@ def _answering(
         first = len(prompt_ids) * trainer.accelerator.process_index  # of this process's prompts
         call = calls
         calls += 1
+        # without groups, as in DistillationTrainer, the index counts all completions of the call
         group = num_generations or getattr(trainer, "num_generations", len(prompt_ids))
         completion_ids = [
             completion(tuple(prompt), (first + place) % group, call)
@@ -157,7 +163,12 @@ def _mark_tools_by_rollout(trainer: Any, generate: Callable[..., Any]) -> None:
 
     def rollout(prompts: list[Any], _: Any) -> dict[str, Any]:
         prompt_ids = trainer._tokenize_prompts(prompts)[0]
-        completion_ids, logps = generate(prompt_ids, None, {}, trainer.num_generations)
+        completion_ids, logps = generate(
+            prompt_ids,
+            images=None,
+            multimodal_fields={},
+            num_generations=trainer.num_generations,
+        )
         return {
             "prompt_ids": prompt_ids,
             "completion_ids": completion_ids,
@@ -198,6 +209,7 @@ def check_generation(trainer: Any) -> None:
         [end, 17, stop, 18, 19, 20],
     ]
     expected = [answers[0][:3], answers[1], answers[2][:1]]
+    # `create`: a trainer of another release has no such attribute to replace
     with patch.object(trainer, "eos_token_ids", [end, stop], create=True):
         completions, received = _generated(trainer, prompts, answers)
     faults = _wrong_sampling(trainer, received["generation_config"], has_second_end)
@@ -240,6 +252,7 @@ def _generated(
             # an SDPOTrainer, which returns prompts, then completions
             return trainer._generate_transformers(prompts)[-1], received
         num_generations = (1,) if _is_grpo(trainer) else ()  # the others do not take this argument
+        # behind the prompts: no images, and no further inputs that come with images
         completions = trainer._generate_single_turn(prompts, None, {}, *num_generations)
     if isinstance(completions, tuple):  # completions, then log-probabilities
         completions = completions[0]
@@ -285,10 +298,12 @@ def _masks_tools(trainer: Any) -> bool:
     prompt_ids = [[1, 7]]
     completion_ids = [[10, 11]]
     completions = [[message]]
-    arguments = (prompts, prompt_ids, completion_ids, completions, None, None, {})
+    logps = images = None
+    fields = {}  # further inputs of a model that come with images
+    arguments = (prompts, prompt_ids, completion_ids, completions, logps, images, fields)
     with (
         no_further_call,
-        patch.multiple(trainer, create=True, **replaced),
+        patch.multiple(trainer, create=True, **replaced),  # some it makes only when it generates
         suppress(TypeError),  # a release whose loop takes other arguments is not judged
     ):
         mask, _, ids, *_ = trainer._tool_call_loop(*arguments)
@@ -330,7 +345,8 @@ def accumulate(trainer: Any, source: Iterator[Any], count: int = 0) -> tuple[Mea
     Args:
         trainer: a trainer of TRL's on one process.
         source: what `batches` returned; one window is taken from it.
-        count: micro-batches of the window, where an epoch ends before it is full.
+        count: micro-batches of the window, where an epoch ends before it is full; 0: as many as the
+            trainer's config says.
 
     Returns:
         Loss and gradient, and the micro-batches as the loss saw them.
@@ -345,15 +361,15 @@ def accumulate(trainer: Any, source: Iterator[Any], count: int = 0) -> tuple[Mea
 
     args, model = trainer.args, trainer.model
     count = count or args.gradient_accumulation_steps
-    window, items = trainer.get_batch_samples(source, count, args.device)
+    window, num_items_in_batch = trainer.get_batch_samples(source, count, args.device)
     trainer.current_gradient_accumulation_steps = len(window)
     trainer.compute_loss = remember
     model.zero_grad()
     try:
-        loss = sum(float(trainer.training_step(model, batch, items)) for batch in window)
+        losses = [trainer.training_step(model, batch, num_items_in_batch) for batch in window]
     finally:
         del trainer.compute_loss  # this uncovers the class's method again
-    measured = Measured(loss, flat_gradient(model))
+    measured = Measured(sum(map(float, losses)), flat_gradient(model))
     model.zero_grad()
     return measured, prepared
 

@@ -116,9 +116,9 @@ def quick_and_quiet() -> Iterator[None]:
         patch("datasets.fingerprint.Hasher.hash", lambda *_: uuid4().hex),
         # TRL loads the reference anew for every trainer
         patch.object(transformers.PreTrainedModel, "from_pretrained", classmethod(_copied)),
-        # torch writes down where a seed was set, for each kind of device
+        # torch keeps the stack where a seed was set, for each kind of device: here []
         patch("traceback.format_stack", list),
-        # accelerate imports DeepSpeed to see whether a model is of its kind
+        # accelerate imports DeepSpeed to see whether a model is of its kind: here False
         patch("accelerate.utils.other.is_deepspeed_available", bool),
     )
     bars_were_disabled = datasets.are_progress_bars_disabled()
@@ -279,7 +279,7 @@ def take(model: Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def begun() -> Any:
-    """Return the tokenizer, but as many it begins each text with its token for that."""
+    """Return the tokenizer, which here puts its first token (BOS) before each text, as many do."""
     tokenizer = build_tokenizer()
     first = (tokenizer.bos_token, tokenizer.bos_token_id)
     begin = TemplateProcessing(single=f"{first[0]} $A", special_tokens=[first])

@@ -289,7 +289,8 @@ def figure(results: Sequence[Result], path: str | Path) -> None:
     groups = [group for group in report.summary(results) if id(group[0].row) in differing]
     drawing = Figure(figsize=(8.2, 0.27 * len(groups) + 1.3), layout="constrained")
     axes = drawing.subplots()
-    for batch, mark in zip(batches, "osD^vP*X<", strict=True):
+    marks = "osD^vP*X<"  # of matplotlib, as many as there are usual batches
+    for batch, mark in zip(batches, marks, strict=True):
         cosines = []
         heights = []
         for height, group in enumerate(groups):

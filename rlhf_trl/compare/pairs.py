@@ -220,11 +220,12 @@ def _fixed_examples(
 ) -> list[dict[str, Any]]:
     """Return the fixed data of a window, in the columns that a trainer reads.
 
-    There are 4 * PAIRS, enough for two micro-batches of single completions, 2 * PAIRS each.
+    There are 4 * PAIRS pairs or single completions: of these, two micro-batches have 2 * PAIRS
+    each. KTO without prompts gets PAIRS pairs, of which TRL makes single completions.
 
     Args:
         trainer: the name of the stock trainer, "" for plain pairs.
-        batch: says how long the texts are.
+        batch: says how long the texts are, and whether KTO has as many chosen as rejected ones.
         columns: what is not as usual: "margin" adds this column, and one of _WRITTEN is no column
             but a way of writing the texts, see `_written`.
     """
@@ -440,13 +441,17 @@ def build_trainer(
     Args:
         trainer: the class.
         config: its config class.
-        fields: those of the config beside the window's.
+        fields: those of the config. Those that make the window override them: both sides see the
+            window's texts, whatever a user's config says.
         batch: the window.
         columns: as `_fixed_examples` takes them: "margin", or how the texts are written.
         trainer_arguments: further arguments of the trainer.
     """
     kind = made_kind(trainer_arguments) or base_name(trainer)
-    examples = _by_hand(kind, batch)[0] if kind in MADE else _fixed_examples(kind, batch, columns)
+    if kind in MADE:
+        examples, _ = _by_hand(kind, batch)
+    else:
+        examples = _fixed_examples(kind, batch, columns)
     config_fields = dict(fields) | _window_fields(kind, batch)
     arguments = _window_arguments(kind, batch, columns, trainer_arguments)
     built = models.make_trainer(trainer, config, config_fields, examples, **arguments)
@@ -466,19 +471,22 @@ def _window_arguments(
     """
     arguments = dict(trainer_arguments)
     if batch.name == "cut" and kind in ("DPOTrainer", "KTOTrainer"):
+        # this batch is about a reference that is given; otherwise the trainer makes its own
         reference = models.untrained()
         reference.load_state_dict(models.drifted(reference.state_dict(), 0.1, seed=5))
         arguments.setdefault("ref_model", reference)
     if batch.name == "adapter":
         arguments |= models.adapter()
-    if {"ended", "implicit"}.intersection(columns):  # not for chats: their template begins them
+    # a tokenizer that puts BOS before a text; not for chats, whose template does so
+    if {"ended", "implicit"}.intersection(columns):
         arguments["processing_class"] = models.begun()
     if (kind in MADE or kind in DOUBLE) and "model" not in arguments:
         # These need no reference. The other trainers get the model that `make_trainer` loads from a
         # folder, so that TRL finds the reference there.
         arguments["model"] = _MODELS.get(kind, models.untrained)()
     if kind == "RewardTrainer":
-        # the model finds a text's last token by this field, which the trainer has to set
+        # The model, there by now as RewardTrainer is in DOUBLE, finds a text's last token by this
+        # field, which the trainer has to set.
         arguments["model"].config.pad_token_id = None
     return arguments
 
@@ -560,7 +568,7 @@ class PairWindow:
         shifted by one to stand beside the log-probabilities of their tokens.
         """
         ids, attention, mask, chosen = _sequences(inputs)
-        if self.make is models.untrained:
+        if self.make is models.untrained:  # a language model; the others are reward models
             outputs = models.token_logps(policy, ids, attention)
             ref = models.token_logps(reference, ids, attention)
         else:
@@ -578,6 +586,7 @@ class PairWindow:
             mask=mask[:, 1:].double(),
             text=attention[:, 1:].double(),
             chosen=chosen,
+            # what TRL's collators call labels are token ids, of which `mask` has all that counts
             labels=inputs["labels"][:, 1:] if self.made else None,
             kl=kl,
             margin=inputs["margin"].double() if "margin" in inputs else None,
@@ -612,7 +621,7 @@ def _expected_texts(
         rule = "drop"
     # TRL's ORPO and CPO put this token before a prompt; DPO does not, nor do our trainers for both
     start = [tokenizer.bos_token_id] if trainer in _EXPERIMENTAL else []
-    texts = _Texts({}, {})
+    texts = _Texts(sources={}, prompts={})
     for number, example in enumerate(examples):
         sides = [side for side in ("chosen", "rejected", "completion") if side in example]
         prompt = [*start, *_encoded(tokenizer, example["prompt"])]
@@ -736,7 +745,8 @@ def _sequences(inputs: measure.Batch) -> _Sequences:
     """Return the texts that a trainer has collated.
 
     A micro-batch without a column `label`, one of pairs, has the wanted texts in its first half.
-    Trainers mark the completion by a mask, or by token labels that are -100 elsewhere.
+    Nobody reads `chosen` of SFT and of outcome and process models, which have no pairs. Trainers
+    mark the completion by a mask, or by labels of tokens, `labels`, that are -100 elsewhere.
     """
     if "chosen_input_ids" in inputs:  # ORPO and CPO keep the two apart
         ids = _both_sides(inputs, "input_ids", 0)

@@ -128,7 +128,8 @@ schedule are those of the batches. `then` is what the config gives with the fix,
 def _line(claim: Claim, matrix: Matrix) -> dict[str, str]:
     """Return the line of a claim: what its config computes, and what brings it to the paper.
 
-    A config that cannot be measured keeps "-" in the columns behind the reason.
+    A config that cannot be measured keeps "-" in the columns behind the reason. `_add_fix` fills in
+    the last three.
     """
     loss_fields = LOSS_FIELDS | SHARED_FIELDS
     shown = {name: value for name, value in claim.fields.items() if name in loss_fields}

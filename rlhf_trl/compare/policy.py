@@ -313,7 +313,7 @@ def build_trainer(
     # "partly" is the batch `unscored`, whose sampler cannot score all tokens, and some are padding
     has_gaps = batch.rewards == "partly"
     answer = completion(batch.ragged, batch.limit, padding=has_gaps)
-    measure.fix_completions(built, answer, batch.tools, batch.sampler, has_gaps)
+    measure.fix_completions(built, answer, tools=batch.tools, sampler=batch.sampler, gaps=has_gaps)
     return built
 
 
@@ -378,7 +378,7 @@ class PolicyWindow:
         self.current = self.generating
         if batch.drift:
             self.current = drifted(self.generating, batch.drift, seed=1)
-        if batch.pushed:
+        if batch.pushed:  # last, as `_pushed` runs the window with the policies above, for its ids
             self.current = self.generating | self._pushed()
 
     @cached_property
@@ -416,7 +416,7 @@ class PolicyWindow:
         return measured
 
     def run(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
-        """Generate, move the policy, and measure the last window that the generation feeds.
+        """Generate, move the policy, and measure the last window of the generation: the 1st or 2nd.
 
         Returns:
             Loss and gradient, and the micro-batches as the loss saw them. Where a reward model
@@ -471,7 +471,7 @@ class PolicyWindow:
         mask = self.ids["completion_mask"].bool()
         old = _logps(model, self.ids).detach()
         optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-        for _ in range(200):
+        for _ in range(200):  # more than it takes
             # how far log-ratios went that way
             ahead = (sign * (_logps(model, self.ids) - old))[mask & (sign != 0)]
             if ahead.min() > 0.6:  # ratios above 1.8 and below 0.55
@@ -517,6 +517,7 @@ class PolicyWindow:
         if self.batch.reward is not None:  # for rows about rounding to float32, as TRL rounds
             rewards = torch.full_like(rewards, self.batch.reward, dtype=torch.float32)
         right_rewards, format_rewards = self._scored
+        _, generation_tokens = self._prepared
         return View(
             window=self,
             batch=self.batch,
@@ -528,7 +529,7 @@ class PolicyWindow:
             mask=(self.ids["completion_mask"] * self.ids.get("tool_mask", 1)).double(),
             rewards=rewards,
             binary_rewards=right_rewards * (format_rewards == 1),
-            generation_tokens=self._prepared[1],
+            generation_tokens=generation_tokens,
         )
 
     def _policy_logps(
@@ -729,7 +730,8 @@ class View:
         """
         row = side.row
         # Where rewards are in float32, advantages have to be rounded as TRL rounds them. The
-        # function computes in the precision of the log-probabilities, so these get the rewards'.
+        # function computes in the precision of the log-probabilities, so these get the rewards'. A
+        # copy, since the window's own tensor must not require gradients.
         logps = self.logps.to(self.rewards.dtype, copy=True).requires_grad_()
         leaves = [logps]
         inputs = {
@@ -741,7 +743,8 @@ class View:
         if "values" in inputs:
             inputs["values"] = inputs["values"].clone().requires_grad_()
             leaves.append(inputs["values"])
-        # the function is called on each micro-batch, or on the window whole
+        # The function is called on each micro-batch, or on the window whole where the normalizer or
+        # the baseline of the row is of the window.
         takes_window = row.window == "window" or row.advantage == "batch_mean_baseline"
         size = len(logps) if takes_window else self.batch.rows
         parts = _split(inputs, len(logps), size)

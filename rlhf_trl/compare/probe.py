@@ -96,7 +96,7 @@ class Loss:
         # losses such as `policy_gradient_loss` refuse a reference where no KL reads it
         if self.names.get("ref_logps") not in required and not self.settings.get("beta"):
             self.names.pop("ref_logps", None)
-        self._choose_tensors(required)
+        self._choose_tensors(required)  # sets `left_out` and `per_token`, which a call reads
 
     def _choose_tensors(self, required: set[str]) -> None:
         """Choose the optional tensors to leave out, and whether each token has an advantage.
@@ -203,7 +203,8 @@ def sample(prompts: int, group: int, tokens: int) -> Batch:
     rewards = torch.arange(rows, dtype=torch.float64) % group
     rewards = rewards + 0.3 * torch.rand(rows, generator=draw, dtype=torch.float64)
     grouped = rewards.view(prompts, group)
-    centered = (grouped - grouped.mean(1, keepdim=True)) / grouped.std(1, keepdim=True)
+    standardized = (grouped - grouped.mean(1, keepdim=True)) / grouped.std(1, keepdim=True)
+    advantages = standardized.flatten()
     # at least 2, so that no completion's first token is its last one, too
     lengths = tokens - torch.arange(rows) % (tokens - 1)
     mask = (torch.arange(tokens) < lengths[:, None]).to(torch.float64)
@@ -212,8 +213,8 @@ def sample(prompts: int, group: int, tokens: int) -> Batch:
         "old_logps": logps - noise(0.35),
         "ref_logps": logps - noise(0.2),
         "rewards": rewards,
-        "advantages": centered.flatten(),
-        "binary_rewards": (centered.flatten() > 0).to(torch.float64),
+        "advantages": advantages,
+        "binary_rewards": (advantages > 0).to(torch.float64),
         "mask": mask,
         "num_generations": group,
     }
@@ -378,11 +379,11 @@ def unlike(
     """Say how a loss and its gradient differ from what they should be, "" if they do not.
 
     Args:
-        value: the loss as it should be.
+        value: the loss as it should be; 0 here and for `new_value` to judge the gradient alone.
         slope: its gradient, in log-probabilities, (B, T), or in parameters, (N,).
         new_value: the loss to judge.
         new_slope: its gradient.
-        rounding: relative difference that is none.
+        rounding: relative difference up to which numbers are equal.
 
     Returns:
         A sentence, which begins with SCALED where the gradient only has another length. A loss

@@ -59,11 +59,10 @@ class Trained:
         own_config = getattr(self.cls, "config_class", None)
         default_row = getattr(own_config, "default_row", None)  # of a config of ours
         if default_row:
-            self.config = self.cls.config_class
             self._take_row(default_row)
         if self.online:
             self.fields = _IN_ORDER | self.fields
-        self._windows: dict[policy.PolicyBatch, Any] = {}
+        self._windows: dict[policy.PolicyBatch, Any] = {}  # policy windows, or windows of pairs
         self._runs: dict[Any, Run] = {}  # by the arguments of `run`
 
     def _take_row(self, default_row: str) -> None:
@@ -91,6 +90,7 @@ class Trained:
         if not self.online:
             leave_out("it has no groups and no ratio", shared.ORDER, shared.FLAT, shared.RATIO)
         elif row and (row.family == "distillation" or row.value_loss != "none"):
+            # both look at completions whose reward alone decides, on every token alike
             leave_out("a critic or a teacher judges each token", shared.FLAT, shared.ONCE)
         if base == "RewardTrainer":
             leave_out("it scores, and makes no text more or less likely", shared.ONCE)
@@ -136,8 +136,12 @@ class Trained:
         if change is not None:
             _change_inputs(trainer, change)
         gradients = _noted_gradients(trainer)
-        measured = window.run(trainer)[0] if self.online else window.stock(trainer)
-        # gradients add up over the micro-batches, so the share of each is a difference
+        if self.online:
+            # not `stock`, which would refuse the completions that `prepare` puts in another order
+            measured, _ = window.run(trainer)
+        else:
+            measured = window.stock(trainer)
+        # `gradients` has one for each micro-batch now; they add up, so a share is a difference
         before_first = torch.zeros_like(gradients[0])
         shares = torch.stack([before_first, *gradients], 1).diff(dim=1)
         self._runs[key] = Run(measured.loss, measured.gradient, shares, window)

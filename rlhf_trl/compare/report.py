@@ -215,10 +215,11 @@ def render_distances(subject: Subject, distances: Sequence[Distance], output_for
     if output_format == "json":
         return json.dumps([_distance_record(subject, distance) for distance in distances], indent=2)
     written = table([_distance_cells(distance) for distance in distances], output_format)
-    if output_format == "html":
+    if output_format == "html":  # a whole page, before which no sentence can stand
         return written
     batches = []
     for batch in subject.batches:
+        # the other names say what is special about their batches
         is_extreme = batch is policy.EXTREME
         batches.append(f"{batch.name} ({batch.text})" if is_extreme else batch.name)
     sentences = [
@@ -253,7 +254,7 @@ def as_text(fields: Mapping[str, Any]) -> str:
 
 
 def _distance_cells(distance: Distance) -> dict[str, str]:
-    """Return the cells of a line by column; `verdict_cell` is the verdict with its provisos."""
+    """Return the cells of a line by column, the verdict with what qualifies it."""
     worst = distance.worst
     verdict_cell = "equal" if distance.equal else verdict(worst)
     if distance.untested:

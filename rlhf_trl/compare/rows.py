@@ -142,7 +142,7 @@ def _sampled(mode: str, ours: bool = False) -> Row:
 
     `ours`: against BookGRPOTrainer, which keeps the correction, in place of the stock trainer.
     """
-    low, high = 0.8, 1.2
+    low, high = 0.8, 1.2  # many ratios of tokens lie outside, on either side
     fields = {
         "vllm_importance_sampling_mode": mode,
         "vllm_importance_sampling_clip_min": low,
@@ -161,7 +161,8 @@ def _sampled(mode: str, ours: bool = False) -> Row:
         return row
     name = "BookGRPOTrainer"
     trainer_arguments = pairs.arguments("grpo", "chapter")
-    return replace(row, right=Stock(fields, name, name, trainer_arguments=trainer_arguments))
+    right = Stock(fields, label=name, trainer=name, trainer_arguments=trainer_arguments)
+    return replace(row, right=right)
 
 
 POLICY_ROWS = (

@@ -256,20 +256,27 @@ def _losses(
     for case in cases:
         trainer_name = case.split()[0]
         config_name = trainer_name.replace("Trainer", "Config")
-        trainer = _get(f"{homes.get(trainer_name)}.{trainer_name}", {})
-        config = _get(f"{homes.get(config_name)}.{config_name}", {})
+        trainer = _get(trainer_name, homes)
+        config = _get(config_name, homes)
         if trainer is None or config is None:  # which is reported by `homes`
             continue
         batch, columns = batch_of(case)
         case_fields = _case_fields(case, config, defaults)
-        side = Stock(case_fields, case, trainer_name, columns, (trainer, config))
+        side = Stock(
+            case_fields,
+            label=case,
+            trainer=trainer_name,
+            columns=columns,
+            classes=(trainer, config),
+        )
         try:
             machine = at_scale() if batch in policy.RARE else nullcontext()
             # TRL shows a progress bar for the reference's log-probabilities
             with machine, redirect_stderr(StringIO()):
                 window = matrix.window(kind_of_stock(side), columns, batch)
                 loss, gradient = matrix.side(side, window)
-            losses[case] = [float(f"{x:.7g}") for x in (loss, float(gradient.norm()))]
+            numbers = (loss, float(gradient.norm()))
+            losses[case] = [float(f"{number:.7g}") for number in numbers]  # 7 digits, as float32
         except Exception as error:  # whatever another release breaks is what is reported
             losses[case] = sentence(error)
     return losses

@@ -68,7 +68,7 @@ def compare_configs(first: str, second: str) -> TwoConfigs:
         # defaults: the keys are compared as they are written.
         changed = differences(*values)
         unseen = tuple(key for key in changed if key not in _NAMES_OF_ROW)
-        return TwoConfigs((first, second), changed, unseen, (), why_not=str(error))
+        return TwoConfigs((first, second), changed, unseen, batches=(), why_not=str(error))
     changed = differences(
         _defaults(subjects[0], values[1]) | values[0],
         _defaults(subjects[1], values[0]) | values[1],
@@ -132,7 +132,7 @@ def _measured(first: Subject, second: Subject) -> tuple[OnBatch, ...]:
     results = []
     with quick_and_quiet():
         for batch in batches:
-            window = matrix.window(kind, (), batch)
+            window = matrix.window(kind, columns=(), batch=batch)
             try:
                 first_loss, first_gradient = matrix.side(side_of(first), window)
                 second_loss, second_gradient = matrix.side(side_of(second), window)
@@ -176,7 +176,7 @@ def render(compared: TwoConfigs, output_format: str) -> str:
         else:
             line = "  {field}: {first} -> {second}"
             parts.append("\n".join(line.format(**cells) for cells in field_lines))
-    if compared.why_not:
+    if compared.why_not:  # nothing is measured, so `unseen` needs no word of its own
         parts.append(f"loss and gradient are not compared: {compared.why_not}")
         return "\n\n".join(parts)
     parts.append("loss and gradient on the same batches, of the first and of the second:")

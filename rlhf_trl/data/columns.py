@@ -259,11 +259,12 @@ def renamed(
     if isinstance(dataset.features.get("prompt"), Json):
         prompts = dataset.select_columns(["prompt"])
         check_alike(prompts, prompts[0], where)
-    texts = [name for name in dataset.column_names if name not in (*TEMPLATE, ROW)]
-    dataset = _split_prompts(without_none(dataset, texts, where), where)
+    of_examples = [name for name in dataset.column_names if name not in (*TEMPLATE, ROW)]
+    dataset = _split_prompts(without_none(dataset, of_examples, where), where)
     # only now, as a prompt may just have been taken out of conversations
     lacking = [name for name in shape if name not in dataset.column_names]
     if lacking:
+        # of a shape before this one, the second column is not there
         others = list(shapes[list(shapes).index(shape) + 1 :])
         if instead:
             others.append(instead)
@@ -464,7 +465,7 @@ def _csv_value(text: str | None) -> bool | float | str | None:
 
 
 def without_none(dataset: "Dataset", names: Sequence[str], where: str) -> "Dataset":
-    """Return the columns `names`, texts or messages, without keys that only other messages have.
+    """Return the columns `names`, their messages without keys that only other messages have.
 
     Arrow gives all messages of a column the same keys, with None where a message has no such key.
     Messages that only call tools get an empty `content`.
@@ -533,6 +534,7 @@ def _split_prompts(dataset: "Dataset", where: str) -> "Dataset":
     sides = [name for name in SIDES if name in features]
     # columns of lists, which should be messages, and Json, which may hold some
     chats = {name for name in features if not isinstance(features[name], Value | dict)}
+    # texts may answer a prompt of messages; without one, all answers have to be conversations
     has_chats = "prompt" in chats or set(sides) <= chats
     if not sides or not has_chats:
         return dataset

@@ -1,5 +1,6 @@
 """Demonstrations for supervised fine-tuning: those of the gym's tasks, and answers of files."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlhf_trl.data import made
@@ -18,7 +19,7 @@ from rlhf_trl.data.columns import (
 from rlhf_trl.data.examples import Examples, examples
 from rlhf_trl.data.files import read_sides
 from rlhf_trl.data.gym import GymTasks
-from rlhf_trl.data.readers import UNANSWERED
+from rlhf_trl.data.readers import UNANSWERED, forms
 from rlhf_trl.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def load_demonstrations(config: DemonstrationData, demonstrator: str) -> Example
     The `demonstrator` of gym tasks is `imperfect` or `right`; evaluation is on right answers.
     """
     if isinstance(config, FileData):
+        if _makes_pairs(config.reader) and "completion" not in config.columns:
+            config = replace(config, columns={**config.columns, "completion": "chosen"})
         data = read_sides(config, None, checked_demonstrations, "prompt/completion", "messages")
         if config.turns == "all" and not data.conversational:
             raise InputError(
@@ -43,6 +46,11 @@ def load_demonstrations(config: DemonstrationData, demonstrator: str) -> Example
     tasks = GymTasks(config)
     train = made.demonstrations(tasks.train, demonstrator, config.seed)
     return examples(train, made.demonstrations(tasks.held_out, "right"), tasks)
+
+
+def _makes_pairs(reader: str | None) -> bool:
+    """Tell whether a reader makes pairs, of which the chosen answers are demonstrations."""
+    return reader is not None and all("chosen" in form.makes for form in forms(reader))
 
 
 def checked_demonstrations(dataset: "Dataset", where: str, columns: Names) -> Counted:

@@ -110,8 +110,8 @@ def read_examples(
     dataset = rows.dataset
     if not config.reader:
         # a reader parses answers itself
-        own_names = [config.columns.get(name, name) for name in answers]
-        dataset = _answers_as_written(rows, own_names)
+        theirs = [config.columns.get(name, name) for name in answers]  # as the data set calls them
+        dataset = _answers_as_written(rows, theirs)
     bad: dict[int, str] = {}  # number of a row -> what is wrong with it, of all passes
     places: dict[int, str] = {}
     while True:  # a pass finds some bad rows, which the next one goes without
@@ -233,7 +233,7 @@ def _of_each_row(rows: Rows, of_file: Callable[[Path], list[Any]]) -> list[Any] 
     # a spec such as "train[:9]+test" in numbers of rows
     parts = ReadInstruction.from_spec(rows.split).to_absolute(counts)
     chosen = [value for part in parts for value in values[part.splitname][part.from_ : part.to]]
-    return chosen[: len(rows.dataset)]
+    return chosen[: len(rows.dataset)]  # perhaps only the first ones were read
 
 
 def _places(rows: Rows, numbers: Mapping[int, str]) -> dict[int, str]:
@@ -281,8 +281,8 @@ def _answers_as_written(rows: Rows, names: Sequence[str]) -> "Dataset":
     """Return the rows with the texts that stand in the file in columns of right answers.
 
     As values, 1.50 would be 1.5 and `true` would be True. Whole numbers, whose text is the same,
-    stay, as do lists and mappings. Of Parquet and the hub, only booleans become texts: other values
-    have no text there.
+    stay, as do lists and mappings. The cells of CSV files were read as texts. Of Parquet and the
+    hub, only booleans become texts: other values have no text there.
     """
     from datasets import Json, Value
 
@@ -622,9 +622,11 @@ def read_sides(
     keys = _keys(train, turns)
     if config.eval_path or config.eval_split:
         held_out, dropped_held_out = _read_held_out(config, train, keys, turns, convert, options)
-        return _sliced(config, Examples(train, held_out, None, dropped | dropped_held_out), keys)
+        dropped |= dropped_held_out  # whose reasons say that these were to evaluate on
+        return _sliced(config, Examples(train, held_out, tasks=None, dropped=dropped), keys)
     if config.eval_size is None:
-        return _sliced(config, Examples(train, None, None, dropped), keys)
+        data = Examples(train, held_out=None, tasks=None, dropped=dropped)
+        return _sliced(config, data, keys)
     # The smallest hashes are held out, so that the order of the rows does not decide.
     different = np.unique(keys)  # sorted
     is_held_out = np.isin(keys, different[: config.eval_size])
@@ -636,7 +638,8 @@ def read_sides(
         )
     held_out = train.select(np.flatnonzero(is_held_out))
     train = train.select(np.flatnonzero(~is_held_out))
-    return _sliced(config, Examples(train, held_out, None, dropped), keys[~is_held_out])
+    data = Examples(train, held_out, tasks=None, dropped=dropped)
+    return _sliced(config, data, keys[~is_held_out])
 
 
 def _sliced(config: FileData, data: Examples, keys: "np.ndarray") -> Examples:
@@ -709,7 +712,7 @@ def _read_held_out(
             "slices, such as train[:90%] and train[90%:], another file, or eval_size alone."
         )
     dropped["to evaluate on: the prompt is trained on"] = len(examples) - len(fresh)
-    size = 256 if config.eval_size is None else config.eval_size
+    size = 256 if config.eval_size is None else config.eval_size  # see `FileData`
     chosen = list(dict.fromkeys(keys[fresh].tolist()))[:size]  # of the first different prompts
     return examples.select(fresh[np.isin(keys[fresh], chosen)]), dropped
 

@@ -102,7 +102,7 @@ class GymTasks:
             if slice_to_train and not slice_to_train.has_key(question_key(entry)):
                 continue
             key = prompt_key(entry["question"])
-            if held_out and key in seen:
+            if held_out and key in seen:  # training questions may be drawn again
                 continue
             seen.add(key)
             drawn += 1
@@ -131,7 +131,7 @@ def _mixture(specs: list[Spec], seed: int, size: int) -> Any:
             raise InputError(
                 f"{where}.name: there is no task {spec.name!r}{nearest(spec.name, DATASETS)}."
             )
-        config_class = DATASETS[spec.name][1]
+        _, config_class = DATASETS[spec.name]
         known = {f.name for f in fields(config_class)} - {"seed", "size"}
         for option in spec.config:
             if option not in known:

@@ -122,7 +122,7 @@ def load_traces(
 ) -> Examples:
     """Make, sample or read answers with a label for each of their steps.
 
-    Rows are chunks of `max_steps`.
+    Rows are chunks of at most `config.max_steps` steps.
 
     Args:
         config: the block.

@@ -29,7 +29,7 @@ def load_preferences(
         sample: returns answers, as rows with a `completion`, those of one question in a row; it
             takes rows of `GymTasks`, the number of answers to each, and their side, "train" or
             "held-out". Answers beyond that number are ignored.
-        margin: whether that column is read.
+        margin: whether that column of a file's pairs is read.
         score: ranks the answers to train on, where the block has `scored_by`; the held-out pairs
             are of right and wrong answers all the same, so that runs can be compared.
     """

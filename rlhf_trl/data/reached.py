@@ -50,7 +50,7 @@ def reached(function: Any) -> str:
         ValueError: something there cannot be hashed; the message says what.
     """
     # `waiting` are the names of modules that are reached and still to be looked at
-    pickled, waiting = _pickled(function, repr(getattr(function, "__name__", function)))
+    pickled, waiting = _pickled(function, what=repr(getattr(function, "__name__", function)))
     seen: dict[str, bytes] = {}  # what is hashed of each module: its source, then its values
     while waiting:
         name = waiting.pop()
@@ -67,7 +67,7 @@ def reached(function: Any) -> str:
             continue
         # names with two underscores are Python's own, such as `__file__`
         values = {key: value for key, value in variables.items() if not key.startswith("__")}
-        pickled_values, modules = _pickled(values, f"the module {name!r}")
+        pickled_values, modules = _pickled(values, what=f"the module {name!r}")
         seen[name] += pickled_values
         waiting |= modules
     digest = blake2b(pickled, digest_size=16)
@@ -77,7 +77,7 @@ def reached(function: Any) -> str:
 
 
 def _pickled(value: Any, what: str) -> tuple[bytes, set[str]]:
-    """Return a value pickled, and the modules that it refers to."""
+    """Return a value pickled, and the modules that it refers to; `what` it is, for errors."""
     pickler = _NotingPickler()
     try:
         pickler.dump(value)

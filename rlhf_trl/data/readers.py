@@ -131,7 +131,9 @@ def split_prompt(row: Row) -> Row | str:
     if isinstance(prompt, str) and prompt and all(m["role"] == "system" for m in before):
         before = [*before, _said("user", prompt)]
     row = row | {side: conversation[-1:] for side, conversation in conversations.items()}
-    return row | {"prompt": before} if before else row
+    if before:
+        row = row | {"prompt": before}
+    return row
 
 
 def _said(role: str, text: str) -> dict[str, str]:
@@ -296,7 +298,8 @@ _JUDGED = {"prompt": MESSAGES, "completion": MESSAGES, "label": "bool"}
 _TRACES = {"prompt": "string", "completions": ["string"], "labels": ["int64"]}
 _WHOLE = {"prompt": MESSAGES, "completion": MESSAGES, "messages": MESSAGES}
 READERS: dict[str, tuple[Reader, ...]] = {
-    "hh": (Reader(hh, ("chosen", "rejected"), PAIR, _PAIRS),),
+    # prompt/completion: the chosen answer
+    "hh": (Reader(hh, ("chosen", "rejected"), PAIR, (*_PAIRS, "prompt/completion")),),
     "book_pairs": (Reader(book_pairs, ("prompt", "chosen", "rejected"), PAIR, _PAIRS),),
     # prompt/completion with columns: {completion: solution}
     "gsm8k": (Reader(gsm8k, ("question", "answer"), _ANSWERS, ("prompts", "prompt/completion")),),

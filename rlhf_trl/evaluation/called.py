@@ -26,14 +26,14 @@ def called(functions: Mapping[str, Callable[..., Any]], rows: Rows, answers: Com
         "prompts": [row["prompt"] for row in rows],
         "completions": completions,
         "completion_ids": [list(one.ids) for one in answers],
-        "trainer_state": TrainerState(),
+        "trainer_state": TrainerState(),  # of step 0, since nothing is trained
         "log_extra": log_nothing,
         "log_metric": log_nothing,
     }
     finished = [one.finished for one in answers]
     scores: Scores = {}
     for name, function in functions.items():
-        # tells a function that asks which answers the model ended
+        # a function that asks for it is told which answers the model ended
         result = with_finished(function, lambda: finished)(**arguments)
         scores[name] = asyncio.run(result) if inspect.iscoroutine(result) else result
     return scores

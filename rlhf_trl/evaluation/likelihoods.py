@@ -164,7 +164,7 @@ def pair_scores(
         scores["rewards/margins"][place] = margin
         scores["pair_accuracy"][place] = 0.5 if margin == 0 else float(margin > 0)
         if has_loss:
-            nll = -chosen_reading.logps.mean(0, keepdim=True)
+            nll = -chosen_reading.logps.mean(0, keepdim=True)  # (1,), read by ORPO's row
             loss = completions_loss(row, resolved.parameters, **logps, chosen_nll=nll).loss
             scores["loss"][place] = float(loss + nll_weight * nll)
     return scores

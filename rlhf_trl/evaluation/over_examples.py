@@ -162,9 +162,9 @@ class OverExamples:
         return [Example(rows[n], [of_call[n] for of_call in rows_of_calls]) for n in range(count)]
 
     def _apart(self, batch: Batch, count: int) -> list[dict[str, Any]]:
-        """Return what each of a batch's `count` examples has of it: k rows of a tensor of k B rows.
+        """Take a batch of `count` examples apart: of a tensor of k * count rows, each gets k.
 
-        A pair has k = 2, for example; where its two rows stand, `lists_in_a_row` says. What is no
+        A pair has k = 2, for example; `lists_in_a_row` says where its two rows stand. What is no
         tensor, or a scalar, holds for the whole batch, and goes into every part.
         """
         parts: list[dict[str, Any]] = [{} for _ in range(count)]

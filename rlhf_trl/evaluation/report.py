@@ -70,7 +70,8 @@ def _always(log: list[dict], key: str, value: float) -> bool:
 def table(evaluations: dict[int, dict[str, Any]]) -> str:
     """Return the before/after table: every score, then sample answers side by side.
 
-    Questions that were not asked both times (a run may go on with other data) have no sample.
+    Each evaluation, by its step, has `metrics` and `answers` (see `held_out.shown`). Questions that
+    were not asked both times (a run may go on with other data) have no sample.
     """
     ends = _ends(evaluations)
     names = {
@@ -135,6 +136,7 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
             points = _points(measured, f"eval_{name}")
             top.plot(*points, style, color="tab:orange", label=f"held-out {name}")
     for axis, (side, color) in zip(below, sides.items(), strict=True):
+        # without evaluations no points: an empty curve
         points = _points(log, f"eval_logps/{side}") if evaluations else ((), ())
         axis.plot(*_points(log, f"logps/{side}"), f"{dot}-", color=color, alpha=0.4)
         axis.plot(*points, "o-", color=color, label=f"log-probability, {side}")
@@ -149,7 +151,8 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
 def _draw_shares(left: Any, measured: list[dict]) -> bool:
     """Draw what was measured of SHARES on an axis of its own; return whether there was anything.
 
-    The labels of both axes, of which `left` is the other one, get the color of their lines.
+    `left` is the axis of the training curve, and `measured` a line of metrics for each evaluation.
+    With two axes, the labels of each get the color of its lines.
     """
     curves = []
     for name, style, label in SHARES:
@@ -192,14 +195,17 @@ def training_metrics(log: list[dict]) -> dict[int, dict[str, Any]]:
 
 
 def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
-    """Return the last line of a run: of its evaluations, or of `training_metrics`."""
+    """Return the last line of a run: of its evaluations, or of `training_metrics`.
+
+    `tasks` are the gym's whose questions were asked.
+    """
     if not evaluations:
         return f"trained with seed {seed}; nothing is held out or logged"
     # the first and the last evaluation; one where they are the same
     ends = [end["metrics"] for end in _ends(evaluations).values()]
     measured = ends[0].keys() & ends[-1].keys()
     prefix = "eval_" if any(key.startswith("eval_") for key in measured) else ""
-    # in the last place what every evaluation by answering has: the share of answers cut off
+    # last comes the share of answers cut off, which every evaluation by answering has
     names = {f"{prefix}{key}": name for key, name in {**HEADLINES, "cut_off": "cut off"}.items()}
     key = next(key for key in names if key in measured)
     values = " -> ".join(f"{end[key]:.3f}" for end in ends)

@@ -35,10 +35,10 @@ class RewardedAnswers(AnswersHeldOut):
             completions = [[{"role": "assistant", "content": text}] for text in texts]
         else:
             completions = texts
-        # reward functions may log something, which TRL would add to the logs of the next generation
+        # what reward functions log here is dropped: TRL would add it to the next generation's logs
         pending = self._pending_extra_logs, self._pending_metrics
         self._pending_extra_logs, self._pending_metrics = defaultdict(list), defaultdict(list)
-        self._finished = [answers[i].finished for i in share]
+        self._finished = [answers[i].finished for i in share]  # for functions that ask for it
         rewards = super()._calculate_rewards(
             [rows[i] for i in share],
             [rows[i]["prompt"] for i in share],

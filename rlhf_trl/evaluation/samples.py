@@ -54,7 +54,7 @@ class _Panels(TrainerCallback):
         if "wandb" in args.report_to:
             import wandb
 
-            data = [[step, *map(str, line.values())] for line in panel]
+            data = [[step, *map(str, line.values())] for line in panel]  # in order of `columns`
             table = wandb.Table(columns=["step", "prompt", "greedy", "sampled"], data=data)
             wandb.log({"samples": table, "train/global_step": step})
 

@@ -125,7 +125,8 @@ def _wrapped_table(
     sizes = {name: min(size, SHORT) for name, size in full_widths.items()}
     spare = width - first_width - sum(2 + size for size in sizes.values())  # may be below 0
     wide = [name for name, size in full_widths.items() if size > SHORT]
-    for name in wide:  # they share evenly the room that is left, or that is lacking
+    # they share evenly the room that is left, or that is lacking; 8 characters remain in any case
+    for name in wide:
         sizes[name] = min(full_widths[name], max(8, SHORT + spare // len(wide)))
     # the rows of the table, the heading first; a cell is a list of the lines that it wraps into
     rows = [[[first], *(_heading(name, size) for name, size in sizes.items())]]

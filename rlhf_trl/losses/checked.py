@@ -88,12 +88,12 @@ def policy_gradient_loss(
     tensors = _prepared(row.label, tensors)
     _check_groups(row.label, num_generations, len(tensors["rewards"]))
 
-    # each of the three steps takes from these what its arguments name
+    # each of the three steps takes from these what its arguments name, `params` among them
     arguments = {**tensors, "row": row, "params": parameters}
     arguments |= {"num_generations": num_generations, "normalizer": normalizer}
-    arguments["rewards"] = call(shaped_rewards, {}, arguments)
-    arguments["advantages"] = call(estimate_advantages, {}, arguments)
-    loss = call(surrogate_loss, {}, arguments)
+    arguments["rewards"] = call(shaped_rewards, params={}, tensors=arguments)
+    arguments["advantages"] = call(estimate_advantages, params={}, tensors=arguments)
+    loss = call(surrogate_loss, params={}, tensors=arguments)
     return PolicyGradientLoss(loss, arguments["advantages"])
 
 
@@ -194,13 +194,13 @@ def reward_loss(
     parameters = row.parameters(params)
     function = look_up(book.reward_models, row.loss)
     if isinstance(margin, Real):
-        margin = torch.tensor(float(margin), dtype=torch.float64)
+        margin = torch.tensor(float(margin), dtype=torch.float64)  # so that it loses no digit
     tensors = {"chosen": chosen, "rejected": rejected, "margin": margin, "rewards": rewards}
     tensors |= {"logits": logits, "labels": labels, "class_weights": class_weights, "mask": mask}
     per_token = row.aggregation != "none"  # a model of tokens or steps, not of comparisons
     # no argument of the function is the mask, which the aggregation reads
     tensors = _read_tensors(row.label, function, tensors, {"mask"} if per_token else ())
-    # the first one that is there, rewards or logits, sets the precision of all
+    # the first one above that is there (chosen, rewards or logits) sets the precision of all
     _check_floating(row.label, tensors, next(iter(tensors)))
     check = _check_tokens if per_token else _check_comparisons
     check(row, tensors)
@@ -231,8 +231,8 @@ def distillation_loss(
         mask: (B, T) 1 on tokens that count, 0 elsewhere.
         logps: (B, T) log-probabilities of the completion tokens under the student (opd, chapter).
         teacher_logps: (B, T) the same under the teacher, or (K, B, T) under K teachers.
-        logits: (B, T, V) the student's, before each completion token (all others).
-        teacher_logits: (B, T, V) the teacher's, or (K, B, T, V) those of K teachers.
+        logits: (B, T, V) the student's, which predict the completion tokens (all but opd, chapter).
+        teacher_logits: (B, T, V) the same of the teacher, or (K, B, T, V) of K teachers.
         teacher_weights: (K,) or (K, B) weights of the teachers; None: all the same.
         num_generations: completions per prompt, standing next to each other, where each prompt
             counts the same (sdpo, code); None: the batch is one group.
@@ -250,7 +250,7 @@ def distillation_loss(
     _check_distilled(row, name, tensors, num_generations, normalizer)
     mask = tensors["mask"]
     student = tensors[name]
-    teachers = tensors[f"teacher_{name}"].reshape(-1, *student.shape)  # K, or a single one
+    teachers = tensors[f"teacher_{name}"].reshape(-1, *student.shape)  # (K, ...), also for K = 1
     count = len(teachers)
     weights = torch.ones(count) / count if teacher_weights is None else teacher_weights
     shape = tuple(weights.shape)
@@ -422,8 +422,8 @@ def _check_reads(
 
     With `has_beta`, the caller gives beta, and so may give what a KL reads, even if beta is 0.
     """
-    reads: set[str] = set()
-    needs: dict[str, str] = {}  # and what for
+    reads: set[str] = set()  # what the row can use, by name
+    needs: dict[str, str] = {}  # what it cannot do without, and what for
     # a KL in the reward is that of the policy of the rollout
     if row.ratio != "none" or (row.kl == "reward" and has_beta):
         reads.add("old_logps")

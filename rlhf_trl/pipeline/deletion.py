@@ -72,12 +72,12 @@ def targets(root: Path, paths: Sequence[str]) -> list[Target]:
     # what lies in another one goes with that
     wanted = [target for path, target in by_path.items() if not by_path.keys() & {*path.parents}]
     whole = [target.run for target in wanted if target.is_whole_run]
-    others = [run for run in runs if run not in whole]
+    staying = [run for run in runs if run not in whole]
     if wanted:
         _refuse_while_a_run_begins(root)
     for target in wanted:
         with not_running(target.run.folder):
-            _refuse_if_needed(target, [run for run in others if run is not target.run])
+            _refuse_if_needed(target, [run for run in staying if run is not target.run])
     return sorted(wanted, key=lambda target: -_began(target.run))
 
 
@@ -160,7 +160,8 @@ def delete(root: Path, paths: Sequence[str], confirmed: bool) -> dict[str, Any]:
 
     All is checked before anything is renamed, and renamed before anything is removed.
     """
-    wanted, aside = targets(root, paths), leftovers(root)
+    wanted = targets(root, paths)
+    aside = leftovers(root)  # what is removed; the names that others get come to it below
     named = [path for target in wanted for path in target.files()]
     content = {
         "paths": [{"path": str(path), "bytes": size_of(path)} for path in [*named, *aside]],

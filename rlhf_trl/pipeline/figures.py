@@ -8,9 +8,20 @@ from typing import Any
 import numpy as np
 
 from rlhf_trl.output import write_whole
+from rlhf_trl.pipeline.lineage import Run
 from rlhf_trl.pipeline.results import Point, Results
+from rlhf_trl.pipeline.runs import curves_of
 
 COLORS = {"right": "tab:blue", "wrong": "tab:orange", "gold unknown": "tab:gray"}
+# What the curves of all runs show, with their labels.
+PANELS = {
+    "eval_exact_match": "exact match, held out",
+    "eval_pair_accuracy": "pair accuracy, held out",
+    "reward": "reward in training",
+    "loss": "loss in training",
+    "kl": "KL, as logged",
+    "grad_norm": "gradient norm",
+}
 TICKS = (
     0.01,
     0.02,
@@ -47,7 +58,7 @@ def draw_frontier(path: Path, results: Results) -> None:
     axes = figure.subplots(max(1, len(shown)), 1, sharex=True, squeeze=False)[:, 0]
     curves = results.with_curve()
     others = [name for name in results.models if name not in curves]
-    for axis, name in zip(axes, shown, strict=False):
+    for axis, name in zip(axes, shown, strict=False):  # one panel stays empty if none is shown
         for number, stage in enumerate(curves):
             _draw_curve(axis, results, stage, name, color=f"C{number}")
         for number, stage in enumerate(others):
@@ -132,7 +143,7 @@ def draw_distributions(path: Path, results: Results) -> None:
     figure = Figure(figsize=(9, 0.8 + 1.35 * len(results.models)), layout="constrained")
     axes = figure.subplots(len(results.models), 2, sharex="col", squeeze=False)
     pooled = [_pooled(results, stage) for stage in results.models]
-    bins = {
+    bins = {  # those of the KL are equally wide on its square-root scale
         "proxy": _edges(np.concatenate([values["proxy"] for values in pooled])),
         "kl": _square(_edges(_root(np.concatenate([values["kl"] for values in pooled])))),
     }
@@ -174,6 +185,43 @@ def _draw_histogram(axis: Any, values: np.ndarray, gold: np.ndarray, bins: Any) 
     if kinds:
         colors = [COLORS[kind] for kind in kinds]
         axis.hist([parts[kind] for kind in kinds], bins, stacked=True, color=colors, label=kinds)
+
+
+def draw_training(path: Path, results: Results) -> None:
+    """Draw what all runs logged over their steps: a panel for each kind of number."""
+    from matplotlib.figure import Figure
+
+    curves = {  # of each run, by stage and seed
+        (stage, seed): curves_of(Run(results.run(stage, seed)))
+        for stage in results.stages
+        for seed in results.seeds
+    }
+    keys = {key for of_run in curves.values() for key in of_run}
+    panels = [key for key in PANELS if key in keys]
+    figure = Figure(figsize=(9, 1 + 2.4 * max(1, len(panels))), layout="constrained")
+    axes = figure.subplots(max(1, len(panels)), 1, sharex=True, squeeze=False)[:, 0]
+    by_label = {}
+    for axis, key in zip(axes, panels, strict=False):
+        for (stage, _), of_run in curves.items():
+            if key not in of_run:
+                continue
+            points = of_run[key]
+            (line,) = axis.plot(
+                list(points),
+                list(points.values()),
+                ".-" if len(points) < 30 else "-",
+                color=f"C{list(results.stages).index(stage)}",
+                linewidth=1,
+                alpha=0.8,
+            )
+            by_label.setdefault(results.title(stage), line)
+        axis.set_ylabel(PANELS[key])
+        axis.grid(alpha=0.25)
+        if key == "grad_norm":
+            axis.set_yscale("log")
+    axes[-1].set_xlabel("step")
+    figure.legend(by_label.values(), by_label.keys(), loc="outside lower center", ncols=2)
+    _save(path, figure)
 
 
 def _save(path: Path, figure: Any) -> None:

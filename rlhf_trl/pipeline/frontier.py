@@ -24,7 +24,11 @@ def change(before: Answers, after: Answers, name: str) -> int:
 
     That is by more than `CLEAR` standard errors of the difference, question by question.
     """
-    difference = after.by_question(name) - before.by_question(name)
+    return clear_sign(after.by_question(name) - before.by_question(name))
+
+
+def clear_sign(difference: np.ndarray) -> int:
+    """Return 1 or -1 if the mean of differences, one a question, is clearly not 0, else 0."""
     difference = difference[np.isfinite(difference)]
     if difference.size < 2:
         return 0
@@ -90,6 +94,7 @@ def _sentence(courses: Sequence[Course], share: str) -> str:
     """Return what happened in the runs of some seeds, which all had the same outcome."""
 
     def mean(place: str, name: str) -> str:
+        """Return the mean of a number over seeds at "start", "peak" or "end" of their courses."""
         values = [getattr(one, place).answers.mean(name) for one in courses]
         return f"{np.mean(values):.2f}"
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlhf_trl.evaluation.probes import CATEGORIES
 from rlhf_trl.evaluation.tables import Line, markdown
 from rlhf_trl.output import write_whole
-from rlhf_trl.pipeline.figures import draw_distributions, draw_frontier
+from rlhf_trl.pipeline.analysis import as_markdown, chapters
+from rlhf_trl.pipeline.figures import draw_distributions, draw_frontier, draw_training
 from rlhf_trl.pipeline.frontier import CLEAR, over_optimization, penalty_against_stopping
 from rlhf_trl.pipeline.results import (
     COLUMNS,
@@ -34,19 +36,15 @@ DEMONSTRATORS = {
     "imperfect": "answers of an imperfect demonstrator",
     "hinted": "answers of a demonstrator with hints",
 }
-# Columns of the costs: their heading, and the file, key, factor and digits of the number.
-COSTS = {
-    "CPU s": ("cost.json", "cpu_seconds", 1, 1),
-    "starts": ("cost.json", "starts", 1, 0),
-    "peak memory, GB": ("cost.json", "peak_memory_bytes", 1e-9, 2),
-    "device's peak, GB": ("summary.json", "peak_memory_bytes", 1e-9, 2),
-    "training, s": ("summary.json", "train_seconds", 1, 1),
-    "processes": ("summary.json", "processes", 1, 0),
+LABELED = {  # of reward models that learn from other data than pairs
+    "orm": "answers that are right or wrong",
+    "prm": "steps that are right or wrong",
+    "kwise": "lists ranked by the right answers",
 }
 
 
 def write_page(folder: str | Path) -> Path:
-    """Write the page, figures and `table.md` of a pipeline into its folder; return the page.
+    """Write page, figures, `table.md` and `ANALYSIS.md` of a pipeline; return the page.
 
     Raises:
         InputError: the folder is not that of a pipeline that has run to its end.
@@ -55,11 +53,16 @@ def write_page(folder: str | Path) -> Path:
 
     results = read_results(folder)
     folder = Path(folder)
-    figures = {"frontier.png": draw_frontier, "distributions.png": draw_distributions}
+    figures = {
+        "frontier.png": draw_frontier,
+        "distributions.png": draw_distributions,
+        "training.png": draw_training,
+    }
     for name, draw in figures.items():
         draw(folder / name, results)
     sections = sections_of(results)
     write_whole(folder / "table.md", _as_markdown(sections))
+    write_whole(folder / "ANALYSIS.md", as_markdown(results, sections["chapters"]))
     images = {name: base64.b64encode((folder / name).read_bytes()).decode() for name in figures}
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     environment = Environment(
@@ -74,7 +77,7 @@ def sections_of(results: Results) -> dict[str, Any]:
     """Return what the page shows, apart from the figures: tables, sentences and texts."""
     table = [
         {
-            "model": line["model"],
+            "model": line["model"],  # before `line`, for the order of the columns
             "learned from": learned_from(results, name) if name in results.stages else "-",
             **line,
         }
@@ -96,9 +99,12 @@ def sections_of(results: Results) -> dict[str, Any]:
         "reward_models": _reward_models(results),
         "sentences": [*over_optimization(results), *penalty_against_stopping(results)],
         "curves": {results.title(name): _curve(results, name) for name in results.with_curve()},
-        "side_by_side": _side_by_side(results),
+        "chapters": chapters(results),
+        "side_by_side": _side_by_side(
+            {results.title(name): results.ends(name)[0] for name in results.models}
+        ),
+        "probes": _probes(results),
         "extremes": {results.title(name): _extremes(results, name) for name in results.models},
-        "costs": _costs(results),
         "settings": {results.title(name): _settings(results, name) for name in results.stages},
     }
 
@@ -117,9 +123,9 @@ def learned_from(results: Results, stage: str) -> str:
     config = results.config(stage)
     data = config.get("dataset", {})
     learns_answers = results.stages[stage]["recipe"] == "recipes/sft.py"
-    sources = []
+    sources = []  # rewards; of a stage without any, the data
     for name in config.get("reward_funcs") or []:
-        sources.append(f"right answers ({name})" if name == results.gold else f"reward {name}")
+        sources.append(f"right answers ({name})" if name == results.gold else f"the reward {name}")
     if config.get("reward_model"):
         sources.append(_judge(results, config["reward_model"]))
     if not sources and data.get("scored_by"):
@@ -128,6 +134,8 @@ def learned_from(results: Results, stage: str) -> str:
         sources.append(f"{'answers' if learns_answers else 'labels'} of {data['path']}")
     elif not sources and learns_answers:
         sources.append(DEMONSTRATORS[config.get("demonstrator", "imperfect")])
+    elif not sources and (algorithm := config.get("algorithm")) in LABELED:
+        sources.append(LABELED[algorithm])
     elif not sources:
         kind = data.get("pairs", "offline").replace("_", "-")
         sources.append(f"{kind} pairs ranked by the right answers")
@@ -170,25 +178,6 @@ def _curve(results: Results, stage: str) -> list[Line]:
     return lines
 
 
-def _costs(results: Results) -> list[Line]:
-    """Return a line for each stage: mean and spread over seeds of what a run took."""
-    lines = []
-    total = [0.0] * len(results.seeds)  # CPU seconds of a seed's runs
-    for name in results.stages:
-        line = {"stage": results.title(name)}
-        for heading, (file, key, factor, digits) in COSTS.items():
-            values = []
-            for seed in results.seeds:
-                value = results.read_json(name, seed, file).get(key)
-                values.append(None if value is None else value * factor)
-            line[heading] = over_seeds(values, digits)
-            if heading == "CPU s":
-                total = [before + (value or 0) for before, value in zip(total, values, strict=True)]
-        lines.append(line)
-    lines.append({key: "-" for key in lines[0]} | {"stage": "all", "CPU s": over_seeds(total, 1)})
-    return with_content(lines)
-
-
 def _settings(results: Results, stage: str) -> dict[str, str]:
     """Return how a stage is started, what it was made from, and its config."""
     planned = results.stages[stage]
@@ -205,9 +194,8 @@ def _settings(results: Results, stage: str) -> dict[str, str]:
     }
 
 
-def _side_by_side(results: Results) -> list[dict[str, Any]]:
-    """Return some questions with one sampled answer of each model, of the first seed."""
-    answers = {results.title(name): results.ends(name)[0] for name in results.models}
+def _side_by_side(answers: Mapping[str, Answers]) -> list[dict[str, Any]]:
+    """Return some questions with one sampled answer of each model."""
     questions = next(iter(answers.values())).questions
     places = sorted(random.Random(0).sample(range(len(questions)), min(QUESTIONS, len(questions))))
     return [
@@ -217,6 +205,18 @@ def _side_by_side(results: Results) -> list[dict[str, Any]]:
         }
         for place in places
     ]
+
+
+def _probes(results: Results) -> dict[str, list[dict[str, Any]]]:
+    """Return some probes of each category with one sampled answer of each model."""
+    seed = results.seeds[0]
+    return {
+        category.replace("_", " "): _side_by_side(
+            {results.title(name): results.probes[category, name, seed] for name in results.models}
+        )
+        for category in CATEGORIES
+        if (category, results.reference, seed) in results.probes
+    }
 
 
 def _extremes(results: Results, stage: str) -> dict[str, list[dict[str, Any]]]:

@@ -4,11 +4,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from rlhf_trl.errors import InputError, nearest
+from rlhf_trl.evaluation.probes import probe_file, read_probes
 from rlhf_trl.models import EMBEDDED, UNTRAINED
 from rlhf_trl.output import write_whole
 from rlhf_trl.run.config_files import read_config
@@ -28,7 +29,7 @@ class PlannedStage:
     config: str  # the path of the recipe's config
     stage: Stage
     own: dict[str, Any]  # what stands over that config: the common keys, the stage's over them
-    inputs: dict[str, list[str]]  # by dotted key: the earlier stages whose models it names
+    inputs: dict[str, list[str]]  # by dotted key that names an earlier stage: all that it names
     title: str | None = None  # for people
 
     def value(self, key: str) -> Any:
@@ -51,6 +52,7 @@ class Answers:
     gold: str | None = None  # the score that is really wanted
     samples: int = 4  # answers to each prompt at temperature 1
     checkpoints: bool = False  # whether every checkpoint answers, too
+    probes: str | None = None  # a file of further prompts, which the ends of runs answer
     options: dict[str, Any] = field(default_factory=dict)  # over that stage's config
 
 
@@ -155,10 +157,10 @@ def _stage(
     for key in sorted(stage.reads):
         value = _value(values, key)
         models = [model for model in (value if isinstance(value, list) else [value]) if model]
-        if models and all(model in earlier for model in models):
-            inputs[key] = models
-        else:
-            for model in models:
+        for model in models:
+            if model in earlier:
+                inputs[key] = models
+            else:
                 _check_elsewhere(f"{path}: stages.{name}.{key}", model, names)
     return PlannedStage(name, config, stage, over, inputs, title)
 
@@ -211,6 +213,7 @@ def _answers(path: str, own: dict[str, Any], stages: Mapping[str, PlannedStage])
     prompted = [name for name in policies if stages[name].stage.prompted]
     if not policies:
         raise InputError(f"{path}: no stage trains a policy, so nobody could answer; add one.")
+    # by default the first stage that samples while it trains, if any does
     own.setdefault("prompts_of", (prompted or policies)[0])
     judges = [name for name, planned in stages.items() if planned.stage.makes == "reward_model"]
     for key, names in (("prompts_of", policies), ("proxy", judges)):
@@ -221,4 +224,10 @@ def _answers(path: str, own: dict[str, Any], stages: Mapping[str, PlannedStage])
     answers = Answers(**own)
     if not isinstance(answers.samples, int) or answers.samples < 1:
         raise InputError(f"{path}: answers.samples is {answers.samples}; write 1 or more.")
-    return answers
+    if answers.probes is None:
+        return answers
+    if not isinstance(answers.probes, str):
+        raise InputError(f"{path}: answers.probes is {answers.probes!r}; name a file.")
+    probes = probe_file(answers.probes, Path(path).parent)
+    read_probes(probes)  # refuses what is none before hours of training
+    return replace(answers, probes=str(probes))

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.probes import CATEGORIES, PASSED
 from rlhf_trl.evaluation.tables import Line, mean_and_spread
 from rlhf_trl.reward_models.metrics import ranking_metrics
 from rlhf_trl.run.config_files import read_config
@@ -51,6 +52,7 @@ class Answers:
     questions: list[str]
     greedy: list[float | None]  # gold of the greedy answers
     samples: list[list[Sample]]  # of each question, as many
+    greedy_proxy: list[float | None] = field(default_factory=list)  # of the greedy answers
 
     def values(self, name: str) -> np.ndarray:
         """Return a number of all samples, (questions, samples), NaN where it does not apply."""
@@ -83,6 +85,8 @@ class Results:
     gold: str | None  # the score that says what is really wanted
     # by stage (or word), step (None: the model that the run ends with) and seed
     answers: dict[tuple[str, int | None, int], Answers]
+    # to the probes of a category, by the latter, stage (or word) and seed; passing them is gold
+    probes: dict[tuple[str, str, int], Answers] = field(default_factory=dict)
 
     @property
     def models(self) -> list[str]:
@@ -145,7 +149,7 @@ def read_results(folder: str | Path) -> Results:
     content = _load(folder / "pipeline.json", folder)
     stages, asked = content["stages"], content["answers"]
     seeds = list(range(content["seeds"]))
-    # the pipeline may leave open which model that is; the answers' own file names it
+    # a plan may leave it open; the file of any seed names it, as all seeds have the same
     numbers = _load(folder / "answers" / f"seed-{seeds[0]}.json", folder)
     reference = place_of(numbers["reference"], stages)[0]
     answers = {}
@@ -154,6 +158,7 @@ def read_results(folder: str | Path) -> Results:
         for word in lines[0].keys() - {"prompt"}:
             place = place_of(word, stages)
             answers[*place, seed] = _answers([line[word] for line in lines], asked["gold"])
+    probes = _read_probes(folder, stages, seeds) if asked.get("probes") else {}
     ends = {stage for stage, step, _ in answers if step is None} | {reference}
     for stage, seed in product(sorted(ends), seeds):
         if (stage, None, seed) not in answers:
@@ -161,7 +166,21 @@ def read_results(folder: str | Path) -> Results:
                 f"{folder}/answers/seed-{seed}.jsonl has no answers of {stage}; move seed-{seed}.* "
                 "away from there and start the pipeline again."
             )
-    return Results(folder, stages, seeds, reference, asked["gold"], answers)
+    return Results(folder, stages, seeds, reference, asked["gold"], answers, probes)
+
+
+def _read_probes(
+    folder: Path, stages: dict[str, Any], seeds: Sequence[int]
+) -> dict[tuple[str, str, int], Answers]:
+    """Return what the ends of runs answered to probes: `Results.probes`."""
+    probes = {}
+    for seed in seeds:
+        lines = _load(folder / "answers" / f"probes-seed-{seed}.jsonl", folder)
+        for word, category in product(sorted(lines[0].keys() - {"prompt"}), CATEGORIES):
+            replies = [line[word] for line in lines if line[word]["category"] == category]
+            if replies:
+                probes[category, place_of(word, stages)[0], seed] = _answers(replies, PASSED)
+    return probes
 
 
 def _load(path: Path, folder: Path) -> Any:
@@ -200,21 +219,26 @@ def _answers(replies: Sequence[dict[str, Any]], gold: str | None) -> Answers:
         questions=[reply["question"] for reply in replies],
         greedy=[reply["scores"].get(gold) for reply in replies],
         samples=[[_sample(sample, gold) for sample in reply["samples"]] for reply in replies],
+        greedy_proxy=[_proxy(reply["scores"]) for reply in replies],
     )
 
 
 def _sample(sample: dict[str, Any], gold: str | None) -> Sample:
     scores = sample["scores"]
-    proxies = [value for name, value in scores.items() if name.startswith(PROXY)]
     return Sample(
         text=sample["text"],
         finished=sample["finished"],
         tokens=sample["tokens"],
-        proxy=next(iter(proxies), None),
+        proxy=_proxy(scores),
         gold=scores.get(gold),
         kl=scores.get("kl"),
         k1=scores.get("kl_k1"),
     )
+
+
+def _proxy(scores: dict[str, float | None]) -> float | None:
+    """Return what the reward model gives an answer, None where there is no reward model."""
+    return next((value for name, value in scores.items() if name.startswith(PROXY)), None)
 
 
 def measure(answers: Answers, reference: Answers) -> dict[str, float]:
@@ -239,7 +263,8 @@ def measure(answers: Answers, reference: Answers) -> dict[str, float]:
     numbers["right"], numbers["wrong"] = int(right.sum()), int((~right).sum())
     numbers["auc"] = math.nan
     if min(numbers["right"], numbers["wrong"]) >= FEWEST:
-        numbers["auc"] = ranking_metrics(proxy[known], right, [0] * len(right))["auc"]
+        one_group = [0] * len(right)  # an AUC does not tell questions apart
+        numbers["auc"] = ranking_metrics(proxy[known], right, one_group)["auc"]
     return numbers
 
 

@@ -29,7 +29,7 @@ def describe(run: Run) -> dict[str, Any]:
     ends = [run.summary.get("before") or {}, run.summary.get("after") or {}]
     if not run.summary:
         measured = [evaluation["metrics"] for evaluation in _evaluations(run).values()]
-        ends = [*measured[:1], *measured[-1:]]
+        ends = [*measured[:1], *measured[-1:]]  # neither, if nothing was measured
     key = next((key for key in HEADLINES if any(f"eval_{key}" in end for end in ends)), None)
     values = [end.get(f"eval_{key}") for end in ends] or [None]
     steps = run.summary.get("steps")
@@ -95,7 +95,7 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
     runs = [Run(first), Run(second)]
     changed = differences(runs[0].config, runs[1].config)
     changed.pop("output_dir", None)  # which says nothing that the folders do not
-    curves = [_curves(run) for run in runs]
+    curves = [curves_of(run) for run in runs]
     keys = [f"eval_{key}" for key in HEADLINES] + list(TRAINING)
     key = next((key for key in keys if key in curves[0] and key in curves[1]), None)
     one, other = [curve.get(key, {}) for curve in curves]
@@ -139,7 +139,7 @@ def _evaluations(run: Run) -> dict[int, dict[str, Any]]:
     return read_evaluations(run.folder / "evaluations")
 
 
-def _curves(run: Run) -> dict[str, dict[int, float]]:
+def curves_of(run: Run) -> dict[str, dict[int, float]]:
     """Return, by metric, its values by step: of evaluations, and of the log of training."""
     entries = [{"step": step, **end["metrics"]} for step, end in _evaluations(run).items()]
     log = run.folder / "log.json"

@@ -37,6 +37,7 @@ _FROM_FIRST_STEP = (
 def _policy_gradient(sheet: Sheet) -> None:
     """Fill in a config of recipes/grpo.py or recipes/ppo.py."""
     loss = sheet["loss"]
+    # writes the row and all that the tables suffice for; what follows adds to these lines
     reads = sheet.move(loss, "loss")
     drops_groups = "dynamic_sampling_rounds" in reads  # DAPO
     _check_loss_fields(sheet, reads)
@@ -59,6 +60,7 @@ def _policy_gradient(sheet: Sheet) -> None:
         sheet.leave_out(name, why)
     _write_updates(sheet)
     _write_rollouts(sheet, ["gym_score", "format"])
+    # in the order of the rewards above; the book's code weighs correctness by 1
     sheet.write("reward_weights", [1.0, sheet["format_weight"]], "format_weight")
     sheet.fix(lr_scheduler_type=_CONSTANT)
     once: Note = "the book's code goes through its data once"
@@ -182,6 +184,7 @@ def _distillation(sheet: Sheet) -> None:
     sheet.write("gradient_accumulation_steps", prompts * rollouts // chunk, names)
     sheet.fix(teacher=("live", "as the book's code"), demonstration=("first", "as the book's code"))
     note = "a completion with 1 is right, as in the book's code"
+    # a threshold other than 1 was refused when the values were read
     sheet.write("correctness_reward", "gym_score", "success_reward_threshold", note)
     differs = Differs(
         f"asks one question after another until {prompts} have a right answer, {100 * prompts} at "
@@ -236,10 +239,10 @@ def _direct_alignment(sheet: Sheet) -> None:
     _write_precision(sheet)
     if sheet["bf16"]:
         # the distance of neighboring numbers in bfloat16, at the size of these log-probabilities
-        steps = "in steps of 2 from 256 nats on and of 8 from 1,024 on"
+        spacing = "in steps of 2 from 256 nats on and of 8 from 1,024 on"
         if sheet.row.logps == "mean":
-            steps = "in steps of 0.008 between 1 and 2 nats per token"
-        differs = Differs(f"has log-probabilities in bfloat16, {steps}", "in float32")
+            spacing = "in steps of 0.008 between 1 and 2 nats per token"
+        differs = Differs(f"has log-probabilities in bfloat16, {spacing}", "in float32")
         sheet.annotate("bf16", differs)
     _write_linear_schedule(sheet)
     sheet.annotate("lr_scheduler_type", _end_of_schedule(sheet))
@@ -297,7 +300,7 @@ def _rejection_sampling(sheet: Sheet) -> None:
     sheet.move()
     sheet.leave_out("eval_max_new_tokens", "evaluation has the limit of max_completion_length")
     sheet.write("strategy", strategy, "selection.strategy")
-    if strategy.endswith("overall"):
+    if strategy.endswith("overall"):  # chooses among the answers to all prompts
         sheet.write("k", count, "selection.top_k")
     else:
         sheet.leave_out("selection.top_k", "one completion of each prompt is taken")
@@ -372,6 +375,7 @@ def _reward_model(sheet: Sheet) -> None:
         dtype=("float32", "the weights of the book's code"),
         bf16=(True, "autocast, as in the book's code"),
     )
+    # last: what has become part of a line by now stays there, see `Sheet.leave_out`
     for unread in (other, "max_steps", "rollouts_per_prompt", "eval_interval"):
         sheet.leave_out(unread, f"not read by {kind}")
 

@@ -66,6 +66,7 @@ def entries(
     """
     rows = []
     for name, value in fields.items():
+        # the lines here that the field is a source of, by their names
         made = {to: line for to, line in lines.items() if name in line.sources}
         here = {to: line.value for to, line in made.items()}
         notes = [line.note for line in made.values() if line.note]
@@ -73,11 +74,29 @@ def entries(
         if not made:  # the note is a Differs if the code does something that is not done here
             notes = [left_out.get(name, "")]
             verdict = DIFFERS if isinstance(notes[0], Differs) else LEFT_OUT
-        rows.append(Entry(name, value, meanings[name], here, verdict, _joined(notes)))
+        rows.append(
+            Entry(
+                field=name,
+                value=value,
+                meaning=meanings[name],
+                here=here,
+                verdict=verdict,
+                note=_joined(notes),
+            )
+        )
     for to, line in lines.items():
         if not line.sources:
             verdict = DIFFERS if isinstance(line.note, Differs) else SAME
-            rows.append(Entry("", None, added(to), {to: line.value}, verdict, str(line.note)))
+            rows.append(
+                Entry(
+                    field="",
+                    value=None,
+                    meaning=added(to),
+                    here={to: line.value},
+                    verdict=verdict,
+                    note=str(line.note),
+                )
+            )
     return rows
 
 

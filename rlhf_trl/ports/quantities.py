@@ -69,7 +69,7 @@ def _per_step(
 def _of_buffers(sheet: Sheet, here: Mapping[str, Any]) -> list[Quantity]:
     """Count what a policy gradient's buffers hold; TRL calls one a generation.
 
-    The loader of the code drops questions that fill no buffer, and here TRL does: `//`.
+    The code's loader drops the last questions that fill no buffer, as TRL does, hence `//`.
     """
     code_prompts = sheet["prompts_per_step"]
     code_completions = code_prompts * sheet["num_rollouts"]
@@ -144,10 +144,9 @@ def _of_passes(sheet: Sheet, here: Mapping[str, Any]) -> list[Quantity]:
     scheduled = code_steps  # the steps of a pass of which the warm-up is a share
     if sheet.kind == "direct_alignment":  # whose schedule counts complete steps alone
         scheduled = complete
-        moving = Quantity(
-            "optimizer steps at a rate above 0", complete * code_passes, here_steps * here_passes
-        )
-        counted += [moving] if leftover else []  # else it repeats the line above
+        if leftover:  # otherwise all steps are complete, and this line would repeat the one above
+            name = "optimizer steps at a rate above 0"
+            counted.append(Quantity(name, complete * code_passes, here_steps * here_passes))
     if "warmup_ratio" in sheet.table:
         counted.append(_warmup(sheet, here, scheduled * code_passes, here_steps * here_passes))
     # `count` counts pairs, of two texts each; for KTO as well, which the code trains on pairs

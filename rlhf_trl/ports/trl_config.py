@@ -157,7 +157,8 @@ def read_trl(path: str | Path, values: Mapping[str, Any], command: str | None) -
         lines["reward_funcs"] = Line([], "TRL's default: the reward model alone")
     if model := values.get("reward_model_name_or_path"):
         of_script = "reward_model_name_or_path"
-        lines["reward_model"] = Line(model, of_script, (of_script,))
+        # a field of another name here, so the comment names TRL's
+        lines["reward_model"] = Line(model, note=of_script, sources=(of_script,))
     of_no_row = f"not of the row {lines['algorithm'].value}" if "algorithm" in lines else ""
     for name, value in values.items():
         if name not in OF_SCRIPTS and name not in lines and name not in left_out:
@@ -165,7 +166,8 @@ def read_trl(path: str | Path, values: Mapping[str, Any], command: str | None) -
     # What recipes turn on is turned off, as TRL has none of it: switches by False, others by None.
     # With None, `interleave_labels` keeps the order of the data; its False is an order of its own.
     for name, value in recipe_defaults(stage.part("config")).items():
-        stock = None if not isinstance(value, bool) or name == "interleave_labels" else False
+        is_switch = isinstance(value, bool) and name != "interleave_labels"
+        stock = False if is_switch else None
         lines.setdefault(name, Line(stock, f"as TRL; recipes have {_shown(value)}"))
     return OfTRL(path, values, command, lines, left_out, printed)
 
@@ -277,11 +279,12 @@ def _row(
         left_out["use_bias_correction_kl"] = "decides nothing while beta is 0"
     written = {name: value for name, value in values.items() if name not in left_out}
     try:
-        check_stock_words(stock)
+        check_stock_words(stock)  # refuses a loss_type, say, that TRL does not know
         algorithm = _nearest_row(stage, stock)
         row = formulation(algorithm, "trl")
         lines = _read(row, stock, written)
-        row.parameters({n: line.value for n, line in lines.items() if line.value is not None})
+        values_read = {name: line.value for name, line in lines.items() if line.value is not None}
+        row.parameters(values_read)  # refuses numbers that the row cannot have
         return {**_named(algorithm, stock, written), **lines}
     except InputError as error:
         raise InputError(f"{path}: {str(error).removesuffix('.')}.") from error
@@ -316,7 +319,8 @@ def _named(algorithm: str, stock: Any, values: Mapping[str, Any]) -> dict[str, L
     for name in row.settings if apart else sources:
         if name == "use_bias_correction_kl" and not stock.beta:
             continue
-        # as TRL has it, which makes words of true and false; but a word stays one, not a list
+        # TRL's config has made "group" of true and a list of one loss_type. Of a word that the file
+        # has, the word itself is kept; of anything else what TRL has made of it.
         is_word = isinstance(values.get(name), str)
         value = values[name] if is_word else getattr(stock, name)
         notes = [f"{algorithm} has {_shown(row.settings[name])}"] if name in apart else []
@@ -371,18 +375,20 @@ def _rloo(
             f"{path}: {name} is {getattr(stock, name)}, so later steps are off-policy, where "
             f"RLOOTrainer clips a ratio and the row rloo of recipes/grpo.py has none; {trainer}."
         )
-    beta_is_set = "beta" in values
+    beta_note, beta_sources = "TRL's default", ()
+    if "beta" in values:
+        beta_note, beta_sources = "", ("beta",)
     lines = {
         "algorithm": Line("rloo", "on GRPOTrainer, with RLOOTrainer's update"),
         "formulation": Line("chapter", "sums over tokens, as RLOOTrainer"),
-        "beta": Line(stock.beta, "" if beta_is_set else "TRL's default", ("beta",) * beta_is_set),
+        "beta": Line(stock.beta, beta_note, beta_sources),
         "kl_estimator": Line("k1", "which RLOOTrainer subtracts from the reward, summed"),
         "vllm_importance_sampling_correction": Line(False, "RLOOTrainer has none"),
     }
     once = "not read: each completion is trained once, where its ratio is 1"
-    why = dict.fromkeys(("epsilon", "epsilon_high"), once)
-    why |= dict.fromkeys(("normalize_advantages", "reward_clip_range"), "off, as in the recipe")
-    left_out |= {name: reason for name, reason in why.items() if name in values}
+    unread = dict.fromkeys(("epsilon", "epsilon_high"), once)
+    unread |= dict.fromkeys(("normalize_advantages", "reward_clip_range"), "off, as in the recipe")
+    left_out |= {name: reason for name, reason in unread.items() if name in values}
     # the recipe's config derives from GRPOConfig, whose defaults of shared fields may be others
     here = fields_of(stage.part("config"))
     for name, (_, declared) in fields_of(type(stock)).items():

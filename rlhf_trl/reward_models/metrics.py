@@ -33,8 +33,8 @@ class Calibration(NamedTuple):
 def pair_metrics(chosen: Any, rejected: Any) -> dict[str, float]:
     """Return how well the rewards (N,) of both sides separate preference pairs.
 
-    That of `pair_accuracy`;  margin = mean(r_c - r_r);
-    calibration_error: that of `pair_calibration`; chosen_mean, rejected_mean.
+    pair_accuracy: see there; margin = mean(r_c - r_r); chosen_mean and rejected_mean;
+    calibration_error: the error of `pair_calibration`.
     """
     chosen, rejected = finite(chosen, "chosen"), finite(rejected, "rejected")
     _same_length(chosen=chosen, rejected=rejected)
@@ -238,7 +238,8 @@ def majority_by_budget(
     has at most `draws` subsets of n (with 8 candidates it always has), the mean is over all of them
     and exact; else it is over `draws` random ones. Equal answers are equal strings; None: none.
     """
-    _, labels, prompts = _candidates(np.zeros(len(answers)), labels, groups)
+    no_scores = np.zeros(len(answers))  # none are read
+    _, labels, prompts = _candidates(no_scores, labels, groups)
     random = np.random.default_rng(seed)
 
     def majority_is_right(subset: Sequence[int]) -> float:
@@ -279,8 +280,8 @@ def step_metrics(
     bad step is the first bad one, or which have none in both; first_error_trivial = the same for
     the best constant guess, always none or always step k.
 
-    Both hold the classes -1, 0 or 1 of each trace; a trace without steps is left out, and so is the
-    recall of a class that does not occur in `labels` (for the binary form that of neutral).
+    Both arguments hold the classes -1, 0 or 1 of each trace. A trace without steps is left out, and
+    so is the recall of a class that does not occur in `labels` (in the binary form, of neutral).
     """
     _same_length(predicted=predicted, labels=labels)
     guesses = [_classes(trace, f"predicted of trace {i}") for i, trace in enumerate(predicted)]

@@ -64,7 +64,7 @@ def draw_reward_report(
     if pairs is not None and len(pairs[0]):
         panels += _panels_of_pairs(*pairs)
     if candidates is not None and len(candidates[0]):
-        panels += _panels_of_candidates(*candidates, selecting, calibrated=steps is None)
+        panels += _panels_of_candidates(*candidates, selecting=selecting, calibrated=steps is None)
     if steps is not None and any(map(len, steps[2])):  # a trace has steps
         panels += _panels_of_steps(*steps)
     if not panels:

@@ -52,7 +52,7 @@ class Calls:
         `args` are those of the run, and `limit` is in seconds; 0: none.
         """
         self._process = os.getpid()
-        self._before = Surroundings()  # as they were before all the calls that go on
+        self._before = Surroundings()  # settings of the process, before all the calls that go on
         self._folder, self._rank = Path(args.output_dir), args.process_index
         self._limit = limit or float("inf")
         self._current: dict[int, Call] = {}  # those that go on, by number
@@ -68,7 +68,7 @@ class Calls:
         in_main_thread = threading.current_thread() is threading.main_thread()
         self._is_interrupted = args.world_size == 1 and in_main_thread
         if self._is_interrupted:
-            self._handler = signal.signal(signal.SIGUSR2, self._on_time_up)
+            self._handler = signal.signal(signal.SIGUSR2, self._on_time_up)  # the one before
         # the watcher sends the signal: the stack is printed, which shows where the call hangs, and
         # `chain` then calls the handler
         faulthandler.register(signal.SIGUSR2, STDERR, chain=self._is_interrupted)
@@ -106,6 +106,7 @@ class Calls:
         if self._watcher is None or self._watcher.poll() is not None:  # there is none, or no longer
             # without the user's settings and packages (-I, -S), so that it starts at once
             command = [sys.executable, "-I", "-S", watcher.__file__, str(self._process), self._path]
+            # the end of this pipe tells it that this process has ended
             self._watcher = subprocess.Popen(command, stdin=subprocess.PIPE)
         return call
 

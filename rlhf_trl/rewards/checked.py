@@ -18,6 +18,7 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
     A result is a list with one number per completion, which float32 can sum, or None: TRL reads it
     as "this does not apply here".
     """
+    # a function is one, or an object that is called like a function
     is_coroutine = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
     async def waiting(**kwargs: Any) -> list[float | None]:

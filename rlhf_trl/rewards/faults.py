@@ -47,9 +47,9 @@ def culprit_in_time(
 def culprit(function: RewardFunc, sample: dict[str, Any], error: Exception) -> int | None:
     """Return the first completion for which a function raises an error; None: it cannot be told.
 
-    The function is called anew. The culprits are those for which it raises the same error twice:
-    for the completion alone, and for it together with all that alone raise none. The first call
-    does not suffice: a function that raises at the end of each batch raises for any one alone.
+    The function is called anew. A completion is to blame if the function raises the same error
+    twice: for it alone, and for it together with all the completions that raise none alone. The
+    first call does not suffice: a function that raises for every batch raises for any one alone.
 
     Args:
         function: a reward function.

@@ -14,8 +14,8 @@ def with_finished(
 ) -> Any:
     """Let a reward function that takes it know which completions are finished.
 
-    A function takes it if it has a parameter of one of the `NAMES` or, unless `only_by_name`, takes
-    any keyword. Other functions, and models, are returned as they are. `finished` says of the
+    That is one with a parameter of one of the `NAMES` or, unless `only_by_name`, one that takes any
+    keyword. Other functions, and models, are returned as they are. `finished` says of the
     completions that are being judged which of them the model ended.
     """
     names = _names_taken(function, only_by_name)

@@ -64,7 +64,7 @@ def load_reward_model(
         if not checked_texts:
             _check_fit(path, own_tokenizer, prompts, completions)
             checked_texts = True
-        # the trainers here say it, which know other end tokens as well; TRL's do not
+        # the trainers here hand it over, and know other end tokens, too; TRL's do not
         if finished is None:
             finished = [ids[-1:] == [tokenizer.eos_token_id] for ids in completion_ids]
         rows = zip(prompts, completions, finished, strict=True)
@@ -159,7 +159,7 @@ def _choose_last_token(path: str, config: Any, own_tokenizer: Any, args: Any) ->
 
 
 def _with_adapter(path: str, file: Path, auto: Any) -> tuple[Any, set[str]]:
-    """Return the base model that an adapter names, with the adapter merged, and what both lack."""
+    """Return the base that an adapter's config `file` names, merged with it, and what both lack."""
     from peft import PeftModel, load_peft_weights
     from transformers import AutoConfig
 

@@ -33,6 +33,7 @@ def load_rewards(
     known = [*VERIFIERS, "format", "gym_score"]
     if not names:
         raise InputError(f"reward_funcs is empty; name at least one of {', '.join(known)}.")
+    # the columns that reward functions get; a row of the gym's is a mapping by column
     present = [c for c in (columns if tasks is None else tasks.train[0]) if c != "prompt"]
     functions = []
     for name in names:

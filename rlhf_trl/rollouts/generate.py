@@ -83,11 +83,13 @@ def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if limit is None:
         return
-    room = limit - args.max_completion_length  # tokens that a prompt may have
+    # a chat template writes special tokens itself; to texts, `generate` adds them
+    added = 0 if _conversational(rows) else tokenizer.num_special_tokens_to_add()
+    room = limit - args.max_completion_length - added  # tokens that a prompt may have
     template = getattr(args, "chat_template_kwargs", None)
     longest, longest_text = 0, ""
     hide_bar = len(rows) < 50_000
-    batch_count = -(-len(rows) // 1000)  # rounded up
+    batch_count = -(-len(rows) // 1000)  # of `_batches`: rounded up
     for batch in tqdm(_batches(rows), "lengths of prompts", batch_count, disable=hide_bar):
         texts = prompt_texts(tokenizer, batch, template)
         # a token has at least one byte, so a text of few bytes fits and need not be tokenized
@@ -97,11 +99,11 @@ def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any
         encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
         lengths = [len(ids) for ids in encoded]
         candidates = [(longest, longest_text), *zip(lengths, texts, strict=True)]
-        longest, longest_text = max(candidates)
+        longest, longest_text = max(candidates)  # by length first
     if longest > room:
         raise InputError(
-            f"the longest prompt has {longest} tokens and with max_completion_length "
-            f"{args.max_completion_length} needs {longest + args.max_completion_length}, but "
+            f"the longest prompt has {longest + added} tokens and with max_completion_length "
+            f"{args.max_completion_length} needs {limit - room + longest}, but "
             f"{model.model_name_or_path!r} has a context of {limit}: it ends in "
             f"{longest_text[-80:]!r}; shorten one of the two."
         )

@@ -38,7 +38,7 @@ def sampler(model: Any, args: Any, config: Any, record: Record) -> Sampler | Non
         args: the config of the trainer, of which the folder, the length of answers, the batch size
             and the device are read.
         config: the block.
-        record: the `rollouts:` block.
+        record: the `rollouts:` block, or "off".
     """
     if isinstance(config, FileData):
         return None
@@ -71,7 +71,7 @@ def kept_samples(
         model: the `ModelConfig` of the model that answers.
         args: of the run.
         seed: of the samples.
-        record: the `rollouts:` block.
+        record: the `rollouts:` block, or "off".
         rows: the questions.
         count: answers to each.
         side: "train" or "held-out".
@@ -97,7 +97,7 @@ def kept_samples(
         return [{**outcome, **origin} for outcome in outcomes]
 
     expected = [(row["question"], origin) for row in rows for _ in range(count)]
-    outcomes = kept(path, make)
+    outcomes = kept(path, make)  # with an origin each, which `_take_origins` removes
     if _take_origins(outcomes, [*origin]) != expected:
         raise InputError(
             f"output_dir: {path} does not hold {count} answers to each of the {len(rows)} {side} "
@@ -134,10 +134,14 @@ def _record_samples(
     samples = []
     for row, completions in zip(rows, answers, strict=True):
         for text, finished, ids in completions:
-            samples.append((row["prompt"], text, len(ids), finished, None))
-    store = Store(folder, record, {}, right_answers)  # the facts of the run come when it trains
+            reward = None  # no reward function is called; `is_right` below says what they are worth
+            samples.append((row["prompt"], text, len(ids), finished, reward))
+    # the facts of the run come when it trains
+    store = Store(folder, record, facts={}, answers=right_answers)
     is_right = {"exact_match": [outcome["label"] for outcome in outcomes]}
-    store.write(f"data-{side}", 0, (0, 0.0), samples, is_right, size=count)
+    generation = 0  # the only one of this split
+    step_and_epoch = (0, 0.0)  # before training
+    store.write(f"data-{side}", generation, step_and_epoch, samples, is_right, size=count)
     store.flush()
     store.close()
 

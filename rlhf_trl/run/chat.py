@@ -57,7 +57,7 @@ class Chat:
         run_config = config_of(named_models, config)  # a path; None where no model is of a run
         loaded, data = _load(run_config, words)
         self._loaded = loaded
-        self.messages = data.conversational
+        self.messages = data.conversational  # whether prompts are messages, and not texts
         # what is typed is in no row of the data: it gets the template arguments of the first one
         self._columns: dict[str, Any] = {}
         if run_config and "chat_template_kwargs" in data.train.column_names:
@@ -65,7 +65,8 @@ class Chat:
         self.policies = [self.load(model) for model in named_models]
         self.sampled = _sampling_of(loaded, temperature)
         prompts = data.train["prompt"][:PROMPTS_READ]
-        self.system, self.system_note = _system_message(prompts if self.messages else [])
+        self.system, self.system_note = system_message(prompts if self.messages else [])
+        # without a run, the data are the embedded model's, which no other model has seen
         self.frame = _frame(map(completion_text, prompts)) if run_config else ("", "")
         if history is None:  # models of the embedded one's kind are known by its chat template
             history = self.policies[0].processing_class.chat_template != CHAT_TEMPLATE
@@ -107,14 +108,14 @@ class Chat:
                 prompt = turns
                 if self.system:
                     prompt = [{"role": "system", "content": self.system}, *turns]
-            policy.check([{"prompt": prompt, **policy.columns}])
+            policy.check([{"prompt": prompt, **policy.columns}])  # refuses turns that are too long
             # both answers see the same turns; only the greedy one becomes a turn itself
             for method, sampling in (("greedy", GREEDY), ("sampled", self.sampled)):
                 stream = streamer(policy, method) if streamer else None
                 reply, scores = policy.reply(prompt, sampling, stream)
                 if self.history and method == "greedy":
                     self.turns[policy.name] = [*turns, {"role": "assistant", "content": reply.text}]
-                score = scores["score"][0] if "score" in scores else None
+                score = scores["score"][0] if "score" in scores else None  # of the one answer
                 yield Answer(policy.name, method, reply.text, score)
 
 
@@ -143,7 +144,7 @@ def forget(chat: Chat) -> str:
     return " What was said is forgotten." if had_turns else ""
 
 
-def _system_message(prompts: Sequence[list[dict[str, str]]]) -> tuple[str, str]:
+def system_message(prompts: Sequence[list[dict[str, str]]]) -> tuple[str, str]:
     """Return the system message to send, and a sentence about it.
 
     The message is the commonest one of the prompts, or "" where most prompts have none. The

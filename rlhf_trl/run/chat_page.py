@@ -97,11 +97,11 @@ def serve(*models_and_options: Any, port: int | None = None, **options: Any) -> 
     ) -> Iterator[list[Any]]:
         """Yield what the page then holds: an empty text box, the turns, each column's messages.
 
-        The arguments are the values of `inputs`, the columns' messages last.
+        The arguments are the values of what `_page` calls inputs, the columns' messages last.
         """
         chat.sampled = chat.sampled._replace(temperature=temperature)
         chat.system = system
-        chat.turns = dict(turns)
+        chat.turns = dict(turns)  # a copy: `ask` changes it
         for policy in chat.policies:
             policy.max_completion_length = length  # for its answers
             policy.args.max_completion_length = length  # for the check that they fit the context
@@ -137,7 +137,7 @@ def serve(*models_and_options: Any, port: int | None = None, **options: Any) -> 
             theme=theme,
             footer_links=[],
             quiet=True,
-            prevent_thread_lock=True,
+            prevent_thread_lock=True,  # returns, so that the address can be printed
         )
     except OSError as error:
         raise InputError(f"--port: {port} is in use; name another, or leave it out.") from error
@@ -163,7 +163,7 @@ def _page(
     with gr.Blocks(title="rlhf-trl chat", analytics_enabled=False, fill_width=True) as page:
         turns = gr.State({})
         with gr.Row():
-            columns = [
+            columns = [  # as `turn` has answers: by name, which several policies may share
                 gr.Chatbot(label=name, height=500, render_markdown=False, buttons=[])
                 for name in dict.fromkeys(policy.name for policy in chat.policies)
             ]

@@ -84,7 +84,10 @@ def _check_first(row: Mapping[str, Any], tokenizer: Any, arguments: Mapping[str,
 
 
 def _left_out(row: Mapping[str, Any], tokenizer: Any, args: Any, turns: str) -> list[str]:
-    """Return which of "tools", "tool_calls" and `EMPTY_ANSWER` the template leaves out of a row."""
+    """Return which of "tools", "tool_calls" and `EMPTY_ANSWER` the template leaves out of a row.
+
+    `turns` says which answers are trained on, "last" or "all".
+    """
     conversations = _conversations(row)
     has_calls = any(message.get("tool_calls") for talk in conversations for message in talk)
     has_tools = bool(row.get("tools"))
@@ -114,7 +117,7 @@ def _conversations(row: Mapping[str, Any]) -> list[Messages]:
 
 
 def _answers(conversation: Messages, row: Mapping[str, Any], turns: str) -> Messages:
-    """Return the messages that are trained on."""
+    """Return the messages that are trained on; `turns` is "last" or "all"."""
     first = 0 if turns == "all" else len(row["prompt"])
     return [message for message in conversation[first:] if message["role"] == "assistant"]
 

@@ -98,6 +98,6 @@ def value_of_words(written: Written, words: Words, kind: Any, path: Key) -> Any:
             return value  # it fits no type: the caller checks that, and refuses it
     if not lists:
         written.fail(path, f"takes one value and got {len(words)}: {' '.join(words)}")
-    # as in `CheckedConfig.check`, the first argument is the type of all items
+    # the first argument is the type of all items: TRL has no tuple of several types
     item_kind = (get_args(lists[0]) or (Any,))[0]
     return [value_of_words(written, Words([word]), item_kind, path) for word in words]

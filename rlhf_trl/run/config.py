@@ -113,8 +113,8 @@ def load_config(
     if {"--help", "-h"} & {*words}:
         from rlhf_trl.run.help import recipe_help
 
-        class_name = getattr(trl, "__name__", trl or "").rpartition(".")[2]
-        print(recipe_help(own, class_name, "all" in words))
+        class_name = getattr(trl, "__name__", trl or "").rpartition(".")[2]  # "" for None
+        print(recipe_help(own, class_name, everything="all" in words))
         raise SystemExit(0)
     path, overrides = read_command_line(words)
     config = CheckedConfig(path, RULES)
@@ -135,7 +135,8 @@ def load_config(
         _check_algorithm(config, own_run)
     if trl is None:
         config.refuse_unknown(config.values, own_fields, ())
-        return Loaded(own_run, None, None, {key: own_values[key] for key in config.values})
+        given = {key: own_values[key] for key in config.values}  # in the order of writing
+        return Loaded(own_run, trl=None, model=None, given=given)
     return _with_trl(config, own_run, own_values, trl)
 
 
@@ -160,7 +161,7 @@ def _with_trl(
         raise TypeError(f"{own.__name__} declares fields that TRL has: {', '.join(sorted(twice))}")
     config.refuse_unknown(config.values, {**own_fields, **trl_fields, **model_fields}, ())
     trl_values, model_values = config.take(trl_fields), config.take(model_fields)
-    _check_generation_batch(config, trl_values, trl_fields)
+    _check_generation_batch(config, trl_values, trl_fields)  # before TRL, which says less
     settings = _trl_settings(trl_class, trl_values)
     settings |= {name: getattr(own_run, name) for name in shared}
     args = config.build(settings, trl_class, ())
@@ -168,13 +169,14 @@ def _with_trl(
     if hasattr(trl_class, "resolve"):  # a class of ours: what its algorithm makes of the fields
         try:
             row = trl_class.resolve(args)
-            if row.algorithm is None:
+            if row.algorithm is None:  # stock TRL with settings that are no row's
                 imported("rlhf_trl.run.stock_words.check_stock_words")(args)
         except algorithms.FieldError as error:
             config.fail((error.field,), error.message)
     checked = {**own_values, **trl_values, **model_values}
     given = {key: checked[key] for key in config.values}  # in the order in which they are written
-    return Loaded(own_run, args, config.build(model_values, model_class, ()), given, row)
+    model = config.build(model_values, model_class, ())
+    return Loaded(own_run, args, model, given, row)
 
 
 def _trl_settings(trl_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,11 +206,13 @@ class CheckedConfig(Written):
         if len(kinds) == 1:
             return kinds[0]
         choices_by_kind = [_choices(kind, path) for kind in kinds]
-        chosen: dict[Key, Any] = {}
+        chosen: dict[Key, Any] = {}  # what the config has for each choice of any kind
         # a choice that is not written is the first kind's, which comes last here and so stays
         for choices in reversed(choices_by_kind):
             for choice, values in choices.items():
                 chosen[choice] = self.value(choice, default=values[0])
+        # a value that no kind takes is refused, with those of all; a choice that the first kind
+        # lacks is a key of another kind, below
         for choice in choices_by_kind[0]:
             # keys outside the block, such as `algorithm`, are checked elsewhere
             is_in_block = len(choice) > len(path)
@@ -261,9 +265,9 @@ class CheckedConfig(Written):
                     self.fail((*path, key), f"is {show(item)}; write {wanted}")
         return checked
 
-    def refuse_choice(self, value: Any, allowed: Sequence[Any], path: Key) -> NoReturn:
-        """Raise an `InputError` about a value that is none of the allowed ones."""
-        self.fail(path, f"is {show(value)}; write {one_of(allowed)}{nearest(value, allowed)}")
+    def refuse_choice(self, value: Any, choices: Sequence[Any], path: Key) -> NoReturn:
+        """Raise an `InputError` about a value that is none of the choices."""
+        self.fail(path, f"is {show(value)}; write {one_of(choices)}{nearest(value, choices)}")
 
     def check(self, value: Any, kind: Any, path: Key) -> Any:
         """Return `value` as a plain value (str, int, list, dict ...) that fits the type `kind`.
@@ -279,11 +283,11 @@ class CheckedConfig(Written):
         # of tuple[X, X], as TRL has no tuple of several types.
         item_kind = (type_args(member) or (Any,))[-1]
         if isinstance(value, list):
-            return [self.check(v, item_kind, (*path, str(i))) for i, v in enumerate(value)]
+            return [self.check(item, item_kind, (*path, str(i))) for i, item in enumerate(value)]
         if isinstance(value, dict):
-            return {key: self.check(v, item_kind, (*path, key)) for key, v in value.items()}
-        if (allowed := choices_of(member)) and value not in allowed:
-            self.refuse_choice(value, allowed, path)
+            return {key: self.check(item, item_kind, (*path, key)) for key, item in value.items()}
+        if (choices := choices_of(member)) and value not in choices:
+            self.refuse_choice(value, choices, path)
         if isinstance(value, float) and isnan(value):
             self.fail(path, "is not a number (nan); write one")
         return float(value) if member is float else value
@@ -330,11 +334,11 @@ class CheckedConfig(Written):
 
                 raise refusal_of(member, value, error, self, path) from error
         if isinstance(value, list):
-            item_kind = (type_args(member) or (Any,))[0]
-            built = [self.build(v, item_kind, (*path, str(i))) for i, v in enumerate(value)]
+            item_kind = (type_args(member) or (Any,))[0]  # all items are of one, as in `check`
+            built = [self.build(item, item_kind, (*path, str(i))) for i, item in enumerate(value)]
             return tuple(built) if shape_of(member) is tuple else built
         if isinstance(value, dict):
-            return copied(value)
+            return copied(value)  # TRL may change its own, and `Loaded.given` keeps what is written
         return member(value) if isinstance(member, EnumType) else value
 
 
@@ -350,7 +354,10 @@ def _choices(kind: Any, path: Key) -> dict[Key, list[Any]]:
 
 
 def _check_algorithm(config: CheckedConfig, run: Any) -> None:
-    """Refuse an algorithm that is unknown, and loss fields that it does not read."""
+    """Refuse an algorithm that is unknown, and loss fields that it does not read.
+
+    `run` has the recipe's own fields, `config` all that is written.
+    """
     formulation = getattr(run, "formulation", "chapter")
     try:
         row = algorithms.formulation(run.algorithm, formulation)
@@ -378,7 +385,8 @@ def _check_algorithm(config: CheckedConfig, run: Any) -> None:
 def _check_generation_batch(config: CheckedConfig, args: dict[str, Any], known: Known) -> None:
     """Refuse a num_generations that does not divide the generation batch, and name those that do.
 
-    TRL refuses it, too, but does not say which would do.
+    TRL refuses it, too, but does not say which would do. `args` are the values that the config has
+    for TRL's fields, and `known` these fields.
     """
     if not {"num_generations", "generation_batch_size", "steps_per_generation"} <= known.keys():
         return  # a recipe that generates nothing in training

@@ -33,7 +33,7 @@ def settle_key_of_other_kind(
         chosen: what the config has for each choice.
     """
     key = path[-1]
-    needed: Choices = {}  # the choices that the kinds with this key lack
+    needed: Choices = {}  # what the kinds that have this key need, and the config has otherwise
     for kind, unmet in zip(kinds, unmet_by_kind, strict=True):
         if key in fields_of(kind):
             needed |= unmet

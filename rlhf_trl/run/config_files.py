@@ -48,7 +48,7 @@ def read_command_line(argv: list[str]) -> tuple[str, list[tuple[str, Words]]]:
         else:
             options[-1][1].append(word)
     refuse_repeated(argv, several=("config",))  # a second --config gets its own sentence below
-    config_words = [words for name, words in options if name == "config"]
+    config_words = [words for name, words in options if name == "config"]  # of each --config
     others = [(name, Words(words)) for name, words in options if name != "config"]
     if len(config_words) == 1 and len(config_words[0]) == 1 and config_words[0][0]:
         return config_words[0][0], others

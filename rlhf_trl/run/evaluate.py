@@ -11,12 +11,21 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.answer_kl import kl_of_answers
 from rlhf_trl.evaluation.answers_markdown import as_markdown
 from rlhf_trl.evaluation.held_out import Score, Scores, shown
+from rlhf_trl.evaluation.probes import (
+    Probe,
+    passes,
+    probe_file,
+    probe_scores,
+    read_probes,
+    rows_of,
+)
 from rlhf_trl.evaluation.side_by_side import Numbers, Policy, Samples, compare, table
 from rlhf_trl.output import write_lines, write_whole
 from rlhf_trl.reward_models.metrics import prompt_groups
 from rlhf_trl.rewards.from_model import load_reward_model
 from rlhf_trl.rewards.verifiers import task_metrics
 from rlhf_trl.rollouts.generate import Completions
+from rlhf_trl.run.chat import PROMPTS_READ, system_message
 from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.held_rows import HeldRows
 from rlhf_trl.run.named import Named, config_of, load_run, named, with_checkpoints
@@ -26,12 +35,14 @@ from rlhf_trl.run.rejection_sampling import correctness_of
 
 @dataclass
 class _Run:
-    """The run whose held-out prompts the models answer."""
+    """The run whose held-out prompts the models answer, or as whose prompts probes are asked."""
 
     path: str  # of its config
     loaded: Loaded
     data: Examples
-    rows: Sequence[dict[str, Any]]  # held out
+    rows: Sequence[dict[str, Any]]  # held out, or the probes
+    scores: dict[str, Score]  # of answers to them, beside rewards
+    rewarded: bool = True  # whether the run's rewards score them
 
     def load(self, model: Named) -> Policy:
         """Load a model as the run's policy."""
@@ -48,15 +59,19 @@ class _Results:
     # by model and score: how rows are weighted in its mean, where not all of them count alike
     weights: dict[str, dict[str, list[int]]] = field(default_factory=dict)
 
-    def lines(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the file of answers: for each row its prompt, and by model what it answered."""
+    def lines(self, rows: Sequence[dict[str, Any]], beside: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the file of answers: for each row its prompt, and by model what it answered.
+
+        `beside` names columns of the rows that stand there, too.
+        """
         lines = []
         for number, row in enumerate(rows):
             line: dict[str, Any] = {"prompt": row["prompt"]}
             for model, texts in self.texts.items():
                 scores = {name: values[number] for name, values in self.scores[model].items()}
                 samples = self.samples[model][number]
-                line[model] = {**texts[number], "scores": scores, "samples": samples}
+                columns = {name: row[name] for name in beside}
+                line[model] = {**texts[number], **columns, "scores": scores, "samples": samples}
             lines.append(line)
         return lines
 
@@ -77,6 +92,7 @@ def evaluate(
     as_json: bool = False,
     samples: int = 1,
     markdown: str | None = None,
+    probes: str | None = None,
 ) -> str:
     """Let models answer the same held-out prompts, and return one table (or JSON) of their scores.
 
@@ -94,6 +110,8 @@ def evaluate(
         samples: how many answers of each model to each prompt are sampled. The first one is that of
             the run's own evaluation; see `Policy.draw` for the others.
         markdown: a file to write with the table and some of the answers.
+        probes: a file of prompts to answer in place of the held-out ones (see
+            `rlhf_trl.evaluation.probes`), scored by their own checks, not by the run's rewards.
     """
     if samples < 1:
         raise InputError(f"--samples is {samples}; write 1 or more.")
@@ -101,21 +119,25 @@ def evaluate(
     if len(set(models)) < len(models):
         raise InputError(f"a model is named twice ({', '.join(models)}); name each once.")
     _check_new(answers, markdown)
+    probe_lines = read_probes(probe_file(probes)) if probes else []
     policies = [named(model) for model in models]
     reference_model = named(reference) if reference else None
     judge = named(reward_model, reward_model=True) if reward_model else None
-    run = run_of(policies, config, words)
+    run = run_of(policies, config, words, probe_lines)
     reference_policy = run.load(reference_model) if reference_model else None
     held = HeldRows(run.loaded, run.data, run.rows)
     start = run.loaded.model.model_name_or_path
     if held.compares_with_start:  # rewards of preference losses are relative to it
-        held.read_by_start(run.load(Named(start, start)))
+        held.read_by_start(run.load(Named(word=start, path=start)))
     results = _answer(policies, run, held, judge, reference_policy, samples)
-    lines = results.lines(run.rows)
+    lines = results.lines(run.rows, ["category"] if probes else [])
     write_lines(answers, lines, ensure_ascii=False)
     numbers = results.numbers(run.rows)
     heading = f"{len(run.rows)} held-out {held.noun or 'prompts'} of {run.path}"
     notes = _notes(samples, start if held.compares_with_start else None, reference)
+    if probes:
+        heading = f"{len(run.rows)} probes of {probes}, asked like prompts of {run.path}"
+        notes += _unchecked(run.rows)
     if markdown:
         write_whole(markdown, as_markdown(heading, numbers, notes, lines))
     if as_json:
@@ -125,6 +147,7 @@ def evaluate(
             "reference": reference,
             "answers": answers,
             "samples": samples,
+            "probes": probes,
             "models": numbers,
         }
         return json.dumps(content, indent=2)
@@ -152,6 +175,12 @@ def _notes(samples: int, start: str | None, reference: str | None) -> str:
     return notes
 
 
+def _unchecked(rows: Sequence[dict[str, Any]]) -> str:
+    """Return how many probes have no check, for the notes."""
+    count = sum(passes("", row) is None for row in rows)
+    return f"; without a check, for a judge: {count} of {len(rows)} probes" if count else ""
+
+
 def _check_new(answers: str, markdown: str | None) -> None:
     """Refuse to write to files that exist, or both to one."""
     for option, path in (("--answers", answers), ("--markdown", markdown)):
@@ -161,8 +190,16 @@ def _check_new(answers: str, markdown: str | None) -> None:
         raise InputError(f"--markdown: {markdown} is the file of --answers; name another.")
 
 
-def run_of(policies: Sequence[Named], config: str | None, words: Sequence[str]) -> _Run:
-    """Load the run of a config, by default the first policy's; refuse one without held-out rows."""
+def run_of(
+    policies: Sequence[Named],
+    config: str | None,
+    words: Sequence[str],
+    probes: Sequence[Probe] = (),
+) -> _Run:
+    """Load the run of a config, by default the first policy's; refuse one without held-out rows.
+
+    Where there are `probes`, they take the place of its rows.
+    """
     path = config_of(policies, config)
     if not path:
         raise InputError(
@@ -170,12 +207,36 @@ def run_of(policies: Sequence[Named], config: str | None, words: Sequence[str]) 
             "--config."
         )
     loaded, data = load_run(path, words)
+    if probes:
+        rows = _asked_as_in(data, rows_of(probes))
+        return _Run(path, loaded, data, rows, probe_scores(rows), rewarded=False)
     rows = data.tasks.held_out if data.tasks else list(data.held_out or [])
     if not rows:
         raise InputError(
             f"{path} holds no prompts out; name some with --dataset.eval_path or .eval_split."
         )
-    return _Run(path, loaded, data, rows)
+    return _Run(path, loaded, data, rows, _scores_of(loaded, data))
+
+
+def _asked_as_in(data: Examples, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows whose prompts are texts with prompts as those of a run.
+
+    These are messages where the run's are, with the commonest system message of the rows to train
+    on, and the arguments of the first one's chat template.
+    """
+    prompts = data.train["prompt"][:PROMPTS_READ]
+    system = system_message(prompts)[0] if data.conversational else ""
+    start = [{"role": "system", "content": system}] if system else []
+    columns = {}
+    if "chat_template_kwargs" in data.train.column_names:
+        columns["chat_template_kwargs"] = data.train[0]["chat_template_kwargs"]
+    asked = []
+    for row in rows:
+        prompt: Any = row["prompt"]
+        if data.conversational:
+            prompt = [*start, {"role": "user", "content": prompt}]
+        asked.append({**row, **columns, "prompt": prompt})
+    return asked
 
 
 def _answer(
@@ -200,19 +261,23 @@ def _answer(
     rewards, scorers = None, {}
     for model in models:
         policy = run.load(model)
-        if rewards is None:  # loaded once, with the first model, and used for all
+        # loaded once, for all: of the model's tokenizer, a reward model only checks the characters,
+        # as it reads texts and is told which answers are finished
+        if rewards is None:
             tokenizer = policy.processing_class
-            rewards = load_reward_functions(run.loaded.own, run.loaded.trl, run.data, tokenizer)
+            rewards = []
+            if run.rewarded:
+                rewards = load_reward_functions(run.loaded.own, run.loaded.trl, run.data, tokenizer)
             if judge:
                 scorer = load_reward_model(judge.path, tokenizer, run.loaded.trl)
                 scorers[f"scored_by_{judge.name}"] = scorer
         # what `Policy.all_scores` reads
         policy.held_out = run.rows
-        policy.scores = _scores_of(run.loaded, run.data)
+        policy.scores = run.scores
         policy.rewards = rewards
         policy.weights = getattr(run.loaded.trl, "reward_weights", None)
         policy.scorers = scorers
-        policy.check(run.rows)
+        policy.check(run.rows)  # refuses prompts that are too long for it
         greedy, first_sample = policy.complete(run.rows)
         scores = policy.all_scores(greedy)
         sampled = [first_sample, *(policy.draw(number) for number in range(1, samples))]

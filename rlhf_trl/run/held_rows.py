@@ -42,6 +42,8 @@ class HeldRows:
         self._reference: tuple[list[Any], Columns] | None = None  # its texts and readings
         if data.tasks is not None or not isinstance(loaded.own.dataset, FileData):
             return
+        if not rows[0].keys() & {"chosen", "completion"}:
+            return
         if isinstance(loaded.own.dataset, AnswersToLearn):
             self.noun, self._sides = "answers", ("completion",)
         elif loaded.row is not None and isinstance(loaded.row.row, Preference):
@@ -69,7 +71,7 @@ class HeldRows:
         columns = self._read(policy, texts)  # by side, what the model makes of each row's text
         if self.noun == "answers":
             scores, counts = answer_scores(columns[0])
-            return scores, dict.fromkeys(scores, counts)
+            return scores, dict.fromkeys(scores, counts)  # a row weighs as much as it has tokens
         reference = None
         if self._reference is not None:
             reference_texts, reference_columns = self._reference
@@ -103,7 +105,7 @@ def compared_texts(tokenizer: Any, row: Row, sides: Sequence[str], args: Any) ->
 
     They are shortened as in training; None: the row is left out there.
     """
-    prompt, texts, _ = _tokens(tokenizer, row, sides)
+    prompt, texts, _ = tokens_of(tokenizer, row, sides)
     completions = [ids[len(prompt) :] for ids in texts]
     fitting = shortened(prompt, completions, args.max_length, args.overlong)
     if fitting is None:
@@ -115,19 +117,21 @@ def compared_texts(tokenizer: Any, row: Row, sides: Sequence[str], args: Any) ->
 
 
 def answer_text(tokenizer: Any, row: Row, loaded: Loaded) -> list[Text] | None:
-    """Return prompt and answer of a row, of the tokens that SFTTrainer makes of them.
+    """Return prompt and answer of a row as one text, of the tokens that SFTTrainer makes of them.
 
-    `dataset.turns` says which of them count; None: none of them is left by max_length.
+    It is in a list, as in `compared_texts`. `dataset.turns` says which tokens count; None: none of
+    those that do is left by max_length.
     """
     args = loaded.trl
     options: dict[str, Any] = {}
-    all_turns = loaded.own.dataset.turns == "all"  # each turn of the assistant, not just the last
+    # each turn of the assistant, not just the last; gym tasks have one
+    all_turns = getattr(loaded.own.dataset, "turns", "last") == "all"
     if all_turns:
         options["return_assistant_tokens_mask"] = True
         # it marks the assistant's tokens; TRL has templates that do for those that do not
         if not has_generation_markers(tokenizer.chat_template):
             options["chat_template"] = get_training_chat_template(tokenizer)
-    prompt, (ids,), (assistant_mask,) = _tokens(tokenizer, row, ("completion",), **options)
+    prompt, (ids,), (assistant_mask,) = tokens_of(tokenizer, row, ("completion",), **options)
     if all_turns:
         counted = [bool(is_assistant) for is_assistant in assistant_mask]
     else:
@@ -140,7 +144,7 @@ def answer_text(tokenizer: Any, row: Row, loaded: Loaded) -> list[Text] | None:
     return [Text(ids, counted)] if any(counted[1:]) else None
 
 
-def _tokens(
+def tokens_of(
     tokenizer: Any, row: Row, sides: Sequence[str], **options: Any
 ) -> tuple[list[int], list[list[int]], list[list[int] | None]]:
     """Tokenize a row as TRL does, with the prompt alone and with the completion of each side.

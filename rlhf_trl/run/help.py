@@ -144,7 +144,8 @@ def _field_lines(key: str, field_help: FieldHelp, width: int) -> list[str]:
     The meaning begins in a column of its own, where that leaves it room.
     """
     takes = f"{field_help.kind} = {field_help.default}"
-    breaks_choices = len(takes) > width - 32  # the type and default alone fill a line
+    # 32: the column of the name, with its dashes; type and default alone fill more than a line
+    breaks_choices = len(takes) > width - 32
     if breaks_choices:  # for `wrap`, which breaks lines at blanks; taken out again below
         takes = takes.replace("|", "| ")
     column = 27 if width >= 100 else 13
@@ -152,7 +153,7 @@ def _field_lines(key: str, field_help: FieldHelp, width: int) -> list[str]:
         f"{takes:{column}} {field_help.meaning}",
         width,
         initial_indent=f"  --{key:27} ",
-        subsequent_indent=" " * 34,
+        subsequent_indent=" " * 34,  # two more than the column of the name
         break_on_hyphens=False,
     )
     if breaks_choices:

@@ -28,7 +28,7 @@ from rlhf_trl.run.options import join_options
 from rlhf_trl.run.processes import PR_SET_PDEATHSIG
 
 POLL = 0.1  # seconds between two looks at the runs
-PATIENCE = 120.0  # seconds for runs to save and end once they were told to
+PATIENCE = 600.0  # seconds for a run to save and end once its launcher has ended
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -63,10 +63,17 @@ class _Jobs:
     """What is being done, and how long it took."""
 
     waiting: list[Job]
+    total: int  # of all, also of those that were done before
+    done: int  # of these
     running: list[_Running] = field(default_factory=list)
     seconds: dict[str, list[float]] = field(default_factory=dict)  # of finished ones, by kind
     signal: int | None = None  # that told this process to stop
     failure: InputError | None = None  # of the first run that failed
+
+    @property
+    def may_start(self) -> bool:
+        """Whether nothing speaks against starting another job."""
+        return self.signal is None and self.failure is None
 
     def ready(self) -> Job | None:
         """Return the first job all of whose inputs are there."""
@@ -83,6 +90,22 @@ class _Jobs:
         left -= sum(now - run.started for run in self.running)
         minutes = max(left, 0.0) / side_by_side / 60
         return f"about {minutes:.0f} min left" if minutes >= 1 else "less than a minute left"
+
+    def note_end(self, run: _Running, side_by_side: int) -> None:
+        """Print how a run that has ended did, or note why it failed."""
+        error = _failure_of(run)
+        if error is not None:
+            if not self.signal:  # a run that was told to stop has not failed
+                self.failure = self.failure or error
+            return
+        seconds = time.monotonic() - run.started
+        self.seconds.setdefault(run.job.kind, []).append(seconds)
+        self.done += 1
+        lines = run.printed().splitlines() or ["done"]
+        line = f"[{self.done}/{self.total}] {run.job.folder}: {lines[-1]}"
+        if self.waiting or self.running:
+            line += f" ({self.time_left(side_by_side)})"
+        print(line, flush=True)
 
 
 def do_all(jobs: Sequence[Job], side_by_side: int = 1, accelerate: str | None = None) -> None:
@@ -105,34 +128,25 @@ def do_all(jobs: Sequence[Job], side_by_side: int = 1, accelerate: str | None = 
         raise InputError(f"--jobs is {side_by_side}; write 1 or more.")
     if accelerate is not None and not Path(accelerate).is_file():
         raise InputError(f"--accelerate: {accelerate} is not a file; name one as in configs/.")
-    state = _Jobs([job for job in jobs if not is_done(job)])
-    count, total = len(jobs) - len(state.waiting), len(jobs)
+    waiting = [job for job in jobs if not is_done(job)]
+    state = _Jobs(waiting, total=len(jobs), done=len(jobs) - len(waiting))
     with _passing_signals_on(state):
-        while state.running or (state.waiting and not (state.signal or state.failure)):
-            while len(state.running) < side_by_side and not (state.signal or state.failure):
+        while state.running or (state.waiting and state.may_start):
+            while state.may_start and len(state.running) < side_by_side:
                 job = state.ready()
                 if job is None:
                     break
                 state.waiting.remove(job)
                 state.running.append(_start(job, accelerate))
+                if state.signal:  # it came before the run was in the list
+                    _signal_group(state.running[-1].process.pid, signal.SIGTERM)
             for run in _ended(state.running):
-                error = _failure_of(run)
-                if error is None:
-                    count += 1
-                    seconds = time.monotonic() - run.started
-                    state.seconds.setdefault(run.job.kind, []).append(seconds)
-                    lines = run.printed().splitlines() or ["done"]
-                    line = f"[{count}/{total}] {run.job.folder}: {lines[-1]}"
-                    if state.waiting or state.running:
-                        line += f" ({state.time_left(side_by_side)})"
-                    print(line, flush=True)
-                elif not state.signal:
-                    state.failure = state.failure or error
+                state.note_end(run, side_by_side)
             time.sleep(POLL if state.running else 0)
     if state.signal:
         name = signal.Signals(state.signal).name
         print(f"stopped by {name}; the same command goes on from what is saved", flush=True)
-        raise Stopped(128 + state.signal)
+        raise Stopped(128 + state.signal)  # the exit status that shells give to it
     if state.failure:
         raise state.failure
     for job in jobs:  # refuses results of a config that was edited while the others ran
@@ -209,8 +223,9 @@ def _start(job: Job, accelerate: str | None) -> _Running:
     """Start a run in a process group of its own, or go on with it from its newest checkpoint."""
     job.folder.mkdir(parents=True, exist_ok=True)
     write_json(job.folder / ASKED, request(job))
+    own = ["--output_dir", str(job.folder), "--disable_tqdm", "true"]
+    own += ["--resume_from_checkpoint", "auto"]  # where it has none, this is a start
     config = accelerate or str(home() / "configs" / "accelerate" / "cpu.yaml")
-    own = ["--output_dir", str(job.folder), "--disable_tqdm", "true", "--resume_from_checkpoint"]
     command = [
         sys.executable,
         "-m",
@@ -219,8 +234,8 @@ def _start(job: Job, accelerate: str | None) -> _Running:
         "--config_file",
         config,
         str(home() / job.recipe),
-        *join_options(job.words, [*own, "auto"]),
-        "--traceback",
+        *join_options(job.words, own),
+        "--traceback",  # which `_failure_of` shows where it is asked for
     ]
     one_thread = {} if accelerate else {"OMP_NUM_THREADS": "1"}
     with (job.folder / PRINTED).open("ab") as printed:
@@ -228,7 +243,7 @@ def _start(job: Job, accelerate: str | None) -> _Running:
         process = subprocess.Popen(
             command,
             env={**os.environ, **one_thread},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,  # runs side by side would share the terminal
             stdout=printed,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # signals reach it through `do_all` alone

@@ -32,10 +32,11 @@ def merge(word: str, output: str | None = None) -> tuple[Path, float]:
     with loading(word):
         model = load_language_model(str(source), dtype="float32").eval()
     torch.manual_seed(0)
-    ids = torch.randint(len(model.get_input_embeddings().weight), (8, 32))
+    vocabulary = len(model.get_input_embeddings().weight)
+    ids = torch.randint(vocabulary, (8, 32))  # 8 texts of 32 tokens, whichever
     apart = model(input_ids=ids).logits  # of base and adapter, before they are merged
     tied = _untie(model.get_base_model())
-    merged = model.merge_and_unload(safe_merge=True)
+    merged = model.merge_and_unload(safe_merge=True)  # refuses weights that are no numbers
     if tied:
         _tie_if_equal(merged)
     gap = float((merged(input_ids=ids).logits - apart).abs().max() / apart.abs().max())
@@ -49,6 +50,7 @@ def merge(word: str, output: str | None = None) -> tuple[Path, float]:
         merged.save_pretrained(part)
         AutoTokenizer.from_pretrained(source).save_pretrained(part)
 
+    # one process, which has no others to wait for
     replace_folder(folder, write, main_process=True, wait=lambda: None)
     return folder, gap
 

@@ -83,6 +83,8 @@ def with_checkpoints(words: Sequence[str]) -> list[str]:
 def named(word: str, reward_model: bool = False) -> Named:
     """Return what is named: a folder of a run, checkpoint, model or adapter; a hub name; `tiny`.
 
+    With `reward_model`, a reward model is accepted, too.
+
     Raises:
         InputError: it is none of these, holds no whole model, or is a reward model and must not be.
     """
@@ -92,6 +94,7 @@ def named(word: str, reward_model: bool = False) -> Named:
     if folder.is_file():
         raise InputError(f"{word} is a file; name the folder of a run or of a model.")
     if not folder.is_dir():
+        # OWNER/NAME on the hub; but where there is a folder OWNER, a path that is misspelled
         if word.count("/") == 1 and word[0] not in "./~" and not folder.parent.is_dir():
             return Named(word, word)
         raise InputError(

@@ -49,7 +49,7 @@ def train_policy(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     if data.tasks is None and data.held_out is not None:  # `train.run` does it for the gym's tasks
         # no scores beside the rewards, which the trainer gives held-out answers anyway
         trainer.held_out, trainer.scores = data.held_out.to_list(), {}
-    with watched(args, own.reward_timeout):
+    with watched(args, own.reward_timeout):  # names the reward function that hangs or dies
         train.run(trainer, loaded, data, loaded.row.label)
 
 
@@ -67,9 +67,9 @@ def on_policy_note(loaded: Loaded[Any, Any]) -> str | None:
     if args.gradient_accumulation_steps % batches:
         return None  # the weights change while a generation is in use
     name = loaded.row.algorithm
-    # the row that differs from it least; a mixture of TRL's settings is none
+    # the row that differs from it least; TRL's settings without an algorithm have no name
     nearest = nearest_row(name, loaded.row.formulation) if name else None
-    if nearest is None or not nearest.inactive_at_ratio_1:
+    if nearest is None or not nearest.inactive_at_ratio_1:  # all that tells the two apart acts
         return None
     reason = "one update per generation: every ratio is 1, so"
     if nearest.same_at_ratio_1:

@@ -49,7 +49,8 @@ def prepare_preferences(
         from rlhf_trl.run.scored_pairs import scorer_of_pairs
 
         score = scorer_of_pairs(own.dataset, load_tokenizer(model, args), args)
-    options = (own.max_samples, unpaired, sample, False, score)
+    margin = False  # that column is for reward models
+    options = (own.max_samples, unpaired, sample, margin, score)
     data = train.read(args, load_preferences, own.dataset, *options)
     tokenizer = load_tokenizer(model, args, data.conversational)
     if data.tasks is not None:

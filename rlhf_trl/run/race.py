@@ -137,7 +137,7 @@ def _check_before(jobs: list[Job]) -> None:
     Data from files are not checked here: which rows they hold out is known only when a run has
     read them (see `_check_questions`).
     """
-    held_out: dict[str, dict[str, Any]] = {}  # by the name of an algorithm
+    held_out: dict[str, dict[str, Any]] = {}  # by algorithm, which is the kind of its jobs
     for job in jobs:
         block = read_options(job.words).get("dataset")
         if isinstance(block, dict) and block.get("source", GymData.source) == GymData.source:
@@ -187,7 +187,7 @@ def _read(folder: Path) -> dict[str, Any]:
     trained = [entry for entry in log if entry["step"] <= summary["model_step"]]
     for entry in trained:  # CISPO's share of clipped weights has another name in TRL's logs
         entry["clipped"] = entry.get("clip_ratio/region_mean", entry.get("cispo_clip_ratio"))
-    final = {}
+    final = {}  # what is returned
     for key in TRAINING.values():
         # not every step logs every key: rewards belong to generations, clipping to updates
         values = [entry[key] for entry in trained if entry.get(key) is not None]
@@ -199,6 +199,7 @@ def _read(folder: Path) -> dict[str, Any]:
     for key in CURVES:
         if key in summary["before"]:
             final.setdefault("start", summary["before"][key])
+    # over all steps, also those after the one whose model is kept
     final["curve"] = [
         [entry["step"], entry[key]] for entry in log for key in CURVES if key in entry
     ]
@@ -225,6 +226,7 @@ def table(results: dict[str, list[dict[str, Any]]]) -> list[Line]:
         columns = {name: key for name, key in REWARDS.items() if key in known}
 
     def cell(runs: list[dict[str, Any]], key: str) -> str:
+        """Return mean and spread over the runs that have a number, "-" if none has."""
         values = [run[key] for run in runs if key in run]
         digits = 1 if key.endswith("seconds") else 3
         return mean_and_spread(values, digits) if values else "-"

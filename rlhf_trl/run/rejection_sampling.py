@@ -62,14 +62,15 @@ class Rollouts:
         """Return the numbers of a selection, given as pairs of a prompt's and its answer's place.
 
         Prompts are decidable that have right and wrong answers: there, a selection can be better
-        than chance, whose rate is the share of right answers.
+        than chance, whose rate is the share of right answers. The rates and coverages at the end
+        are of the scores over all answers, whichever were selected.
         """
         numbers: dict[str, Any] = {
             "answers": sum(map(len, self.answers)),
             "prompts": len(self.answers),
             "selected": len(pairs),
             "prompts_covered": len({prompt for prompt, _ in pairs}),
-            "selected_cut_off": sum(not self.answers[i][j].finished for i, j in pairs),
+            "selected_cut_off": sum(not self.answers[m][n].finished for m, n in pairs),
         }
         if self.labels is None:
             return numbers
@@ -77,13 +78,14 @@ class Rollouts:
         shares_right = [sum(row) / len(row) for row in self.labels]
         decidable = [share for share in shares_right if 0 < share < 1]
         numbers["share_right"] = sum(labels) / len(labels)
-        numbers["selected_right"] = sum(self.labels[i][j] for i, j in pairs) / len(pairs)
+        numbers["selected_right"] = sum(self.labels[m][n] for m, n in pairs) / len(pairs)
         numbers["decidable"] = len(decidable) / len(self.labels)
         if decidable:
             numbers["decidable_hit_rate"] = ranking_metrics(scores, labels, groups)["top1_accuracy"]
             numbers["decidable_random_rate"] = sum(decidable) / len(decidable)
         numbers["coverage"] = coverage(scores, labels, groups)
-        numbers["random_coverage"] = coverage([0.0] * len(labels), labels, groups)
+        equal_scores = [0.0] * len(labels)  # among these, `coverage` chooses at random
+        numbers["random_coverage"] = coverage(equal_scores, labels, groups)
         return numbers
 
     def candidates(self) -> tuple[list[float], list[bool], list[int]]:
@@ -218,7 +220,7 @@ def _example(rollouts: Rollouts, tokenizer: Any, pair: tuple[int, int]) -> dict[
 
 
 def roll_out(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any) -> tuple[Rollouts, Any]:
-    """Return the scored answers to the training prompts, and the function `correctness_of` or None.
+    """Return the scored answers to the training prompts, and what `correctness_of` returns.
 
     Answers and rewards are kept in files whose names hash all they depend on, so that a run which
     only selects otherwise finds them.
@@ -229,12 +231,14 @@ def roll_out(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any) -> tuple[
     sampling = Sampling(own.temperature, own.top_p, own.top_k, own.min_p)
 
     def kept_lines(path: Path, make: Callable[[], list[Any]]) -> list[Any]:
+        """Return a line for each row, from the file if it is there, else made and kept in it."""
         lines = kept(path, make)
         if len(lines) != len(rows):
             raise InputError(f"answers: {path} does not hold {len(rows)} lines of JSON; remove it.")
         return lines
 
     def sample() -> list[Any]:
+        # dealt: the processes share the rows, as `in_batches` does below
         return sample_completions(model, args, rows, count, args.seed, sampling, dealt=True)
 
     def score() -> list[Any]:
@@ -255,8 +259,8 @@ def roll_out(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any) -> tuple[
     rewards = score() if rewards_path is None else kept_lines(rewards_path, score)
     correctness = correctness_of(own, data)
     if correctness is None:
-        return Rollouts(rows, answers, rewards, None), None
-    # every process computes all of them, so nothing has to be gathered
+        return Rollouts(rows, answers, rewards, labels=None), None
+    # of no file and quickly done: every process computes all, so that nothing is gathered
     right = in_batches(partial(_rewards, [correctness], answers), args, rows, count, dealt=False)
     labels = [[value == 1 for value in row] for row in right]
     return Rollouts(rows, answers, rewards, labels), correctness

@@ -46,8 +46,7 @@ def check_resume(loaded: Loaded[Any, Any], checkpoint: str) -> None:
         )
     print(f"resuming from {checkpoint}", flush=True)
     manifest, allowed = output.read_manifest(checkpoint), loaded.own.resume_changed
-    # what the manifest of an earlier version does not hold counts as unchanged
-    # by key, its value before and now
+    # by key, its value before and now; what an older manifest does not hold counts as unchanged
     changed = changed_fields(loaded, manifest.get("given", loaded.given))
     versions_before = manifest.get("versions", {})
     for library, now in versions().items():

@@ -1,5 +1,6 @@
 """A reward-model run: its data are read, made or sampled once, and its scores are kept."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,21 +50,25 @@ def train_reward_model(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
 
 def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[Examples, Any]:
     """Return the examples of a run, which may be made of `kept_samples`, and the tokenizer."""
-    config = own.dataset
-    sample = sampler(model, args, config, own.rollouts)
-    options = [config, own.max_samples, sample]
-    if isinstance(config, OutcomeData):
-        load = judgments.load_outcomes
-    elif isinstance(config, ProcessData):
-        load = judgments.load_traces
-        has_neutral_class = own.formulation == "code"  # the chapter's loss has none
-        options.append(has_neutral_class)
-    else:
-        load = judgments.load_pairs_or_ranked
-        has_margin = own.formulation != "code"  # the code has none
-        options.append(has_margin)
-    data = train.read(args, load, *options)
+    load, arguments = loader_of(own, sampler(model, args, own.dataset, own.rollouts))
+    data = train.read(args, load, *arguments)
     return data, load_tokenizer(model, args, data.conversational)
+
+
+def loader_of(own: Any, sample: Any) -> tuple[Callable[..., Examples], list[Any]]:
+    """Return the function that loads the examples of a run, and its arguments.
+
+    `sample` returns outcomes of rows: see `judgments.load_pairs_or_ranked`.
+    """
+    config = own.dataset
+    arguments = [config, own.max_samples, sample]
+    if isinstance(config, OutcomeData):
+        return judgments.load_outcomes, arguments
+    if isinstance(config, ProcessData):
+        has_neutral_class = own.formulation == "code"  # the chapter's loss has none
+        return judgments.load_traces, [*arguments, has_neutral_class]
+    has_margin = own.formulation != "code"  # the code has none
+    return judgments.load_pairs_or_ranked, [*arguments, has_margin]
 
 
 def write_scores(trainer: Any, folder: Path, title: str) -> None:
@@ -79,7 +84,8 @@ def write_scores(trainer: Any, folder: Path, title: str) -> None:
     if scores:
         write_candidates(folder, trainer.candidates, scores)
         panels["candidates"] = trainer.ranking()
-    # a row is (logits, labels) of a trace, or the scores of the answers to a prompt
+    # a row is (logits, labels) of a text whose tokens are judged, or the scores of the answers to a
+    # prompt; of an ORM, candidates alone are drawn
     if trainer.reader.algorithm == "prm" and any(labels for _, labels in rows):  # there are steps
         probabilities = [good(logits).tolist() for logits, _ in rows]
         predicted = [judged_class(logits) for logits, _ in rows]

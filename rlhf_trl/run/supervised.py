@@ -7,6 +7,7 @@ from typing import Any
 
 from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.demonstrations import load_demonstrations
+from rlhf_trl.data.examples import Examples
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import load_tokenizer, loading
 from rlhf_trl.run import train
@@ -26,23 +27,33 @@ def train_supervised(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     _decide_what_is_trained(loaded)
     train.begin(loaded, "sft")
     data = train.read(args, load_demonstrations, own.dataset, own.demonstrator)
-    names_a_template = args.chat_template_path is not None or own.chat_template_fallback is not None
-    # messages need a chat template; if the config names none, a tokenizer without one is refused
-    needs_own_template = data.conversational and not names_a_template
-    tokenizer = load_tokenizer(loaded.model, args, needs_own_template)
+    tokenizer, templated = load_tokenizers(loaded, data)
     if data.conversational:
-        if tokenizer.chat_template is None and own.chat_template_fallback is not None:
-            fallback = own.chat_template_fallback
-            other = _tokenizer_with_template(tokenizer, fallback, "chat_template_fallback")
-            tokenizer.chat_template = other.chat_template
-        # SFTTrainer puts the template of chat_template_path into the tokenizer; it is checked now
-        templated = _tokenizer_with_template(tokenizer, args.chat_template_path)
         _check_template(templated, args)
         train.check_template(data, templated, args, own.dataset)
     trainer = train.build(loaded, trainer_class, data, tokenizer)
     trainer.max_completion_length = own.max_completion_length
     print_counts(trainer)
     train.run(trainer, loaded, data, "sft")
+
+
+def load_tokenizers(loaded: Loaded[Any, Any], data: Examples) -> tuple[Any, Any]:
+    """Return the tokenizer that the trainer gets, and the one whose chat template it applies.
+
+    SFTTrainer takes over the template of chat_template_path by itself.
+    """
+    own, args = loaded.own, loaded.trl
+    names_a_template = args.chat_template_path is not None or own.chat_template_fallback is not None
+    needs_own_template = data.conversational and not names_a_template
+    tokenizer = load_tokenizer(loaded.model, args, needs_own_template)  # refuses one without
+    if not data.conversational:
+        return tokenizer, tokenizer
+    if tokenizer.chat_template is None and own.chat_template_fallback is not None:
+        donor = _tokenizer_with_template(
+            tokenizer, own.chat_template_fallback, "chat_template_fallback"
+        )
+        tokenizer.chat_template = donor.chat_template
+    return tokenizer, _tokenizer_with_template(tokenizer, args.chat_template_path)
 
 
 def print_counts(trainer: Any) -> None:
@@ -86,7 +97,7 @@ def _decide_what_is_trained(loaded: Loaded[Any, Any]) -> None:
             f"packing_strategy: {args.packing_strategy} cuts examples, so that parts are trained "
             "without their prompt (and wrapped ones see each other); write bfd."
         )
-    if not isinstance(own.dataset, FileData):
+    if not isinstance(own.dataset, FileData):  # of prompt and completion, TRL trains the latter
         return
     if "demonstrator" in loaded.given:
         raise InputError(

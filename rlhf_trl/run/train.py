@@ -222,10 +222,11 @@ def _announce(args: Any, lines: list[str]) -> None:
 def read(args: Any, load: Callable[..., Examples], config: Any, *options: Any) -> Examples:
     """Load what a `dataset:` block describes; print what was left out, and that prompts are texts.
 
-    The main process converts a file before the others, which then find what it kept.
+    `load` takes the block and the `options`. The main process converts a file before the others,
+    which then find what it kept.
     """
-    files = isinstance(config, FileData)
-    with args.main_process_first(desc="reading data") if files else nullcontext():
+    reads_file = isinstance(config, FileData)
+    with args.main_process_first(desc="reading data") if reads_file else nullcontext():
         data = load(config, *options)
     for reason, count in data.dropped.items():
         sides = f"{count} rows"
@@ -437,13 +438,13 @@ def _tell_checkpoints(trainer: Any, loaded: Loaded[Any, Any], data: Examples, na
     if trainer.is_world_process_zero():
         from rlhf_trl.run.origins import made_from
 
-        facts["made_from"] = made_from(args)
+        facts["made_from"] = made_from(args)  # which this process alone has hashed, since `begin`
     trainer.told = facts
     if args.resume_from_checkpoint is not None:
-        from rlhf_trl.run.resuming import check_rows, check_template
+        from rlhf_trl.run import resuming
 
-        check_rows(loaded, facts.get("rows", {}))
-        check_template(loaded, facts["chat_template"])
+        resuming.check_rows(loaded, facts.get("rows", {}))
+        resuming.check_template(loaded, facts["chat_template"])
 
 
 def _open_record(trainer: Any, loaded: Loaded[Any, Any], data: Examples, name: str) -> None:
@@ -473,7 +474,7 @@ def _train(trainer: Any) -> tuple[int, dict[str, float]]:
     args = trainer.args
     args.eval_on_start &= _can_evaluate(trainer)  # else transformers refuses it without a data set
     trainer.add_callback(_WrapperGuard(trainer))
-    trainer.add_callback(Watch())
+    trainer.add_callback(Watch())  # warns when nothing is learned
     if not args.disable_tqdm:
         from rlhf_trl.evaluation.progress import RewardProgress
 
@@ -482,7 +483,7 @@ def _train(trainer: Any) -> tuple[int, dict[str, float]]:
     training_time = TrainingTime(args.resume_from_checkpoint)
     trainer.add_callback(training_time)
     stop = Stop(trainer)
-    trainer.add_callback(stop)
+    trainer.add_callback(stop)  # last, since it may end the run when all others have saved
     checkpoint_loading: AbstractContextManager[None] = nullcontext()
     if args.resume_from_checkpoint is not None or args.load_best_model_at_end:
         from rlhf_trl.run.tied_weights import tied_weights_are_no_news

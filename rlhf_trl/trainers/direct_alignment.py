@@ -208,7 +208,7 @@ class BookDPOTrainer(Aligned, DPOTrainer):
             zeros = torch.zeros(self._batch_size(inputs), device=inputs["input_ids"].device)
             # TRL's loss, computed for its metrics, subtracts a reference all the same
             inputs = {**inputs, **dict.fromkeys(self.reference_names, zeros)}
-        # of TRL: its loss, or with `return_outputs` that and its outputs
+        # `result` is TRL's loss, or with `return_outputs` a pair of that and its outputs
         result, (outputs, *_) = self._recorded(compute, model, inputs, return_outputs)
         if self._stock:
             self._log_stock_accuracy(outputs, inputs)
@@ -291,7 +291,7 @@ class BookKTOTrainer(Aligned, KTOTrainer):
         unlimited = copy(args)
         if overlong is not None:
             unlimited.max_length = None  # so that TRL cuts nothing
-        # without it, TRL does not rotate
+        # while this is False, TRL does not rotate: `rotated` does, in the final order
         calculate_kl, self.calculate_KL = self.calculate_KL, False
         try:
             dataset = super()._prepare_dataset(dataset, processing_class, unlimited, dataset_name)
@@ -330,17 +330,17 @@ class BookKTOTrainer(Aligned, KTOTrainer):
         return (loss, result[1]) if return_outputs else loss
 
     def _row_loss(self, logps: Tensor, kl_logps: Tensor, inputs: Mapping[str, Any]) -> Tensor:
-        """Return the row's loss from (B,) log-probabilities of examples and mismatched ones."""
+        """Return the row's loss from (B,) log-probabilities of examples and of mismatched pairs."""
         chosen = inputs["label"].bool()
         ref_logps = inputs["ref_logps"]
-        kl_logps = self.accelerator.gather(kl_logps)
+        kl_logps = self.accelerator.gather(kl_logps)  # of all processes, as TRL's reference point
         ref_kl_logps = self.accelerator.gather(inputs["ref_KL_logps"])
         if self.reference_point == "rejected":
-            # the book's code takes the rejected ones, if there are two or more, or else all
+            # the book's code takes those of this micro-batch alone: rejected ones, or all if one
             of_point = ~chosen if (~chosen).sum() > 1 else torch.ones_like(chosen)
             kl_logps, ref_kl_logps = logps[of_point].detach(), ref_logps[of_point]
             z = book.preference.kto_reference_point(kl_logps, ref_kl_logps)
-            self._logged["kl"][-1] = z.item()  # in place of TRL's, which is of mismatched ones
+            self._logged["kl"][-1] = z.item()  # in place of TRL's, of mismatched pairs
         return completions_loss(
             self._row,
             self._parameters,

@@ -56,7 +56,7 @@ class BookDistillationConfig(BookGRPOConfig):
 
     def checked(self, resolved: Resolved) -> Resolved:
         """Return what was resolved, or refuse what could not be computed."""
-        if "teacher" not in resolved.row.trainer_reads:
+        if "teacher" not in resolved.row.trainer_reads:  # OPD, whose teachers are other models
             weights, models = self.teacher_weights, self.teacher_models
             good = weights is None or (min(weights) >= 0 and abs(sum(weights) - 1) < 1e-6)
             if not models or not good or len(weights or models) != len(models):
@@ -90,7 +90,8 @@ class BookDistillationTrainer(BookGRPOTrainer):
         self._row: Distillation
         self._own = "teacher" in self._row.trainer_reads  # the student's own versions teach
         self._reads_logits = self._row.loss == "reverse_kl"
-        self._scoring, self._logits = False, None
+        self._scoring = False  # whether the forward that runs is that of the loss
+        self._logits: Tensor | None = None  # (B, T, V) that this forward gave, until it is used
         if self._reads_logits and self.aux_loss_enabled:
             raise InputError(
                 f"{self._row.label} needs logits, of which TRL gives no auxiliary loss for a "
@@ -181,7 +182,8 @@ class BookDistillationTrainer(BookGRPOTrainer):
     def _hints(self, completions: list[Any]) -> list[str | None]:
         """Return the demonstration for each completion of all processes; None: there is none.
 
-        `completions` are those of this process. The shares of both kinds are logged.
+        `completions` are those of this process. Logged are the share of all that have one, and the
+        share of all whose demonstration is their own text.
         """
         texts = [completion_text(completion) for completion in gather_object(completions)]
         is_right = self._binary_rewards().bool().tolist()
@@ -280,7 +282,7 @@ class BookDistillationTrainer(BookGRPOTrainer):
         """Return the loss of a micro-batch: see `BookGRPOTrainer.row_loss`."""
         mask = loss_mask(inputs)
         teachers = list(zip(self._teacher_outputs, self._weights, strict=True))
-        if not self._reads_logits:  # then both have log-probabilities of the sampled tokens
+        if not self._reads_logits:  # student and teachers give log-probabilities of sampled tokens
             gap = sum(weight * (logps - teacher_logps) for teacher_logps, weight in teachers)
             (mean_gap,) = self._mean_over_tokens(mask.sum(), (gap.detach() * mask).sum())
             self._logged["teacher/kl"].append(mean_gap)

@@ -72,7 +72,7 @@ class DynamicSampling:
         A group that has none is replaced by another prompt's, for `_rounds` rounds at most. Rows
         are those of `_roll_out`; rewards have a column for each reward function.
         """
-        self._check_plain(inputs)
+        self._check_plain(inputs)  # without tools, images and their like
         size = self.num_generations
         rows, rewards = self._roll_out(inputs)
         uniform = self._without_contrast(rewards)  # numbers of groups, over all processes
@@ -128,10 +128,10 @@ class DynamicSampling:
         """Generate and judge; return this process' rows and the rewards of all processes.
 
         A row holds the `input`, the `completion` as reward functions see it, its token `ids`,
-        whether the model `ended` it, its `logps` by another sampler, and what rewards logged of it:
-        `extra` columns and `metrics`.
+        whether the model `ended` it, its `logps` by another sampler, and what reward functions
+        logged: its `extra` columns, and `metrics`, which are means over this call.
         """
-        # restored below: TRL counts the completions that stay when it scores them
+        # put back below: TRL itself counts the completions that stay, when it scores them
         metrics = {name: list(values) for name, values in self._metrics["train"].items()}
         prompts = [row["prompt"] for row in inputs]
         # not read: the prompts' ids, the tool mask, extra fields, two kinds of images

@@ -54,7 +54,7 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         args = self._take(args, model)
         if isinstance(held_out := kwargs.get("eval_dataset"), dict):  # ORPOTrainer takes no dict
             kwargs["eval_dataset"] = DatasetDict(held_out)
-        if not self._counts_examples():  # in formulation "trl": even over-long pairs are TRL's
+        if not self._counts_examples():  # formulation "trl", where TRL also cuts over-long pairs
             super().__init__(model, args=args, **kwargs)
             return
         # what the config holds while ORPOTrainer is made, which so cuts nothing; `_fitted` does
@@ -70,7 +70,7 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         for name, dataset in datasets.items():
             if self._stock:
                 _check_no_tools(dataset)
-            elif _is_whole(dataset):  # one row stands in for all, which `_fitted` tokenizes below
+            elif _is_whole(dataset):  # ORPOTrainer gets one row; `_fitted` tokenizes all, below
                 kwargs[name] = dataset.select([0])
         with fields_set(args, meanwhile):
             super().__init__(model, args=args, **kwargs)
@@ -79,7 +79,7 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         for name, dataset in datasets.items():
             if dataset is not None:
                 rows = getattr(self, name) if self._stock else dataset  # stock: tokenized already
-                setattr(self, name, self._fitted(rows, name.partition("_")[0]))
+                setattr(self, name, self._fitted(rows, name.removesuffix("_dataset")))
 
     # Extends ORPOTrainer.tokenize_row, whose second end and first token DPO, KTO and SFT lack.
     @override

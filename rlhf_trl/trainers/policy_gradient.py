@@ -127,7 +127,8 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
         # tokens of each accumulation window (optimizer step) that the generation is learned in
         self._window_tokens: Tensor | None = None
         super().__init__(model, args=args, **kwargs)
-        # reward functions that ask get to know which completions the model ended by itself
+        # reward functions that ask get to know which completions the model ended by itself; in
+        # a stock run, taking any keyword is not asking: TRL hands over no such argument
         self.reward_funcs = [
             with_finished(function, lambda: self._finished, only_by_name=self._stock)
             for function in self.reward_funcs
@@ -138,7 +139,8 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
             self.epsilon_high = self._parameters["epsilon_high"] + offset
         self._correctness = self._reward_column("correctness_reward")
         self._format = self._reward_column("format_reward")
-        self._rounds = args.dynamic_sampling_rounds if self._counts_examples() else 0
+        has_rounds = self._counts_examples()  # true for rounds, and for nothing else
+        self._rounds = args.dynamic_sampling_rounds if has_rounds else 0
         # where `_rounds` draws no new ones, the book's code leaves groups without contrast out
         is_books_dapo = self._algorithm == "dapo" and self._formulation == "code"
         self.drops_groups = is_books_dapo and not self._rounds
@@ -201,7 +203,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
     def _generation(self, inputs: list[dict[str, Any]]) -> Batch:
         """Generate and score with TRL; return its batch with the row's advantages, recorded."""
         output = super()._generate_and_score_completions(inputs)
-        self._scored = None  # the rollout's, which no loss reads
+        self._scored = None  # log-probabilities of scoring; `_compute_loss` keeps its own there
         training = self.model.training
         endings = self._endings()
         rewards = self._weighted(self._rewards_per_func)
@@ -212,7 +214,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
             if training and self.num_generations == 1:  # a group of one cannot have a spread
                 self._metrics["train"].pop("frac_reward_zero_std", None)
             if self.drops_groups and training:
-                self._drop_groups(output)
+                self._drop_groups(output)  # before the tokens of their prompts are counted
             output["prompt_tokens"] = self._prompt_tokens(output)
             output["advantages"] = self._advantages(output, rewards, training)
             self._show_advantages(output)
@@ -352,8 +354,8 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
     @override
     def _compute_loss(self, model, inputs):
         loss = super()._compute_loss(model, inputs)
-        logps, _, aux_loss = self._scored
-        self._scored = None
+        logps, _entropies, aux_loss = self._scored
+        self._scored = None  # else the graph would outlive the step
         if self._stock:
             return loss
         mode = "train" if self.model.training else "eval"
@@ -465,7 +467,8 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
                 f"{self._row.label} cannot go on as it would have; name another checkpoint."
             )
         state = torch.load(path, map_location=self.args.device.type, weights_only=True)
-        self._carried, self._step = self._carried | state["carried"], state["step"]
+        self._carried = self._carried | state["carried"]  # what this lacks starts as in a new run
+        self._step = state["step"]
         if state["world_size"] == self.args.world_size:  # else TRL generates anew
             self._buffered_inputs = state["buffered_inputs"]
             self._window_tokens = state["window_tokens"]
@@ -513,6 +516,7 @@ def _check(row: PolicyGradient, args: Any) -> None:
         )
     estimate = look_up(book.advantages, row.advantage)
     compares = "num_generations" in inspect.signature(estimate).parameters  # a prompt's completions
+    # Stock rows are TRL's: it trains on 2 or more of each prompt, and evaluates on 1 as well.
     if compares and args.num_generations_eval == 1 and row.label.endswith(("(chapter)", "(code)")):
         raise FieldError(
             "num_generations_eval",

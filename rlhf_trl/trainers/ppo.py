@@ -75,7 +75,7 @@ class BookPPOConfig(BookGRPOConfig):
         deepspeed_keys = plugin.deepspeed_config.keys() if plugin else set()
         ignoring = " and ".join(sorted({"optimizer", "scheduler"} & deepspeed_keys))
         for name in ("value_learning_rate", "value_warmup_steps"):
-            is_default = getattr(self, name) == getattr(BookPPOConfig, name)
+            is_default = getattr(self, name) == getattr(BookPPOConfig, name)  # None, or 0 steps
             if ignoring and not is_default:
                 raise InputError(
                     f"{name} needs parameter groups, and the DeepSpeed config's own "
@@ -294,7 +294,7 @@ class BookPPOTrainer(RecordedLater, BookGRPOTrainer):
         if self.args.value_learning_rate is not None:
             for group in value_groups:
                 group["lr"] = self.args.value_learning_rate
-        optimizer.param_groups[:] = policy_groups + value_groups
+        optimizer.param_groups[:] = policy_groups + value_groups  # in this order: see the warmup
         self._policy_groups = len(policy_groups)
         return optimizer
 

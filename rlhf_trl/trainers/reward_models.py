@@ -189,7 +189,7 @@ class BookRewardTrainer(_OnRewardTrainer):
     # Extends RewardTrainer._prepare_dataset, which knows pairs only and may leave nothing.
     @override
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
-        if self._stock or isinstance(dataset, IterableDataset):
+        if self._stock or isinstance(dataset, IterableDataset):  # of streams, only plain pairs come
             return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         count = len(dataset)
         if self.reader.formulation == "code" and "margin" in dataset.column_names:
@@ -199,7 +199,7 @@ class BookRewardTrainer(_OnRewardTrainer):
             return self._fitting(dataset, dataset_name, count, args)
         is_tokenized = "ranked_ids" in dataset.column_names
         _check_lists(dataset["ranked_ids" if is_tokenized else "ranked"], dataset_name)
-        if is_tokenized:
+        if is_tokenized:  # as it is, like TRL's tokenized pairs
             return dataset
 
         def tokenize(row: dict[str, Any]) -> dict[str, Any]:
@@ -297,24 +297,24 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
     @with_signature_of(RewardTrainer.__init__)
     def __init__(self, model: Any, args: Any = None, **kwargs: Any):
         args = self._take(args, model)
-        labels = self.reader.num_labels  # 1, or of a process model with classes 3
+        num_labels = self.reader.num_labels  # 1, or of a process model with classes 3
         meanwhile: dict[str, Any] = {}  # what the config holds while RewardTrainer is made
         if isinstance(model, str):
-            bias = labels > 1 if args.head_bias is None else args.head_bias
+            bias = num_labels > 1 if args.head_bias is None else args.head_bias
             options = loading_of(args)
             if (quantization := kwargs.pop("quantization_config", None)) is not None:
                 options["quantization_config"] = quantization
             torch.manual_seed(args.seed)  # the head starts at random
-            model = token_classifier(model, labels, bias, **options)
+            model = token_classifier(model, num_labels, bias, **options)
             meanwhile["model_init_kwargs"] = None  # RewardTrainer would say that it ignores them
-        if model.config.num_labels != labels:
+        if model.config.num_labels != num_labels:
             raise InputError(
-                f"num_labels is {model.config.num_labels}, not {labels}; choose another model."
+                f"num_labels is {model.config.num_labels}, not {num_labels}; choose another model."
             )
         model.config.num_labels = 1  # RewardTrainer refuses others
         with fields_set(args, meanwhile):
             super().__init__(model, args=args, **_adapting("TOKEN_CLS", kwargs))
-        self.model.config.num_labels = labels
+        self.model.config.num_labels = num_labels
         if "data_collator" not in kwargs:
             self.data_collator = self._collating(pad_texts)
 
@@ -336,8 +336,8 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
                 of_tokens[place] = label
             return {"input_ids": text.ids, "labels": of_tokens}
 
-        own = {"remove_columns": dataset.column_names}
-        dataset = self._tokenized(dataset, tokenize, "input_ids", dataset_name, args, **own)
+        options = {"remove_columns": dataset.column_names}  # of `map`
+        dataset = self._tokenized(dataset, tokenize, "input_ids", dataset_name, args, **options)
         lost = count - len(dataset) if dataset_name == "train" else 0
         if lost and len({label for row in dataset["labels"] for label in row} - {-100}) < 2:
             # rows of another label were there, but all of them were too long

@@ -56,8 +56,8 @@ class BookSFTTrainer(OnTRL, AnswersHeldOut, OverExamples, SFTTrainer):
         unlimited = copy(args)
         unlimited.max_length = None  # so that nothing is cut at first
         # step by step, so that rows can be counted: tokenized, then cut, and at the end packed
-        whole = prepared(dataset, unlimited, False)
-        fitting = prepared(whole, args, False)
+        whole = prepared(dataset, unlimited, packing=False)
+        fitting = prepared(whole, args, packing=False)
         self.left_out[dataset_name] = len(whole) - len(fitting)
         if not len(fitting):
             raise InputError(
@@ -65,7 +65,7 @@ class BookSFTTrainer(OnTRL, AnswersHeldOut, OverExamples, SFTTrainer):
                 f"{len(whole)} {dataset_name} examples, whose prompts fill it; raise it."
             )
         self.cut_off[dataset_name] = _count_cut_off(whole, args)
-        return prepared(fitting, args, True) if packing else fitting
+        return prepared(fitting, args, packing=True) if packing else fitting
 
     # Extends OverExamples.evaluation_loop, which keeps no logits.
     @override

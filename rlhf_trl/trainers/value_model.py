@@ -50,7 +50,7 @@ def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **op
         )
     check_vocabulary(FIELD, source, config.get_text_config().vocab_size, policy, tokenizer, remote)
     config.num_labels = 1  # transformers makes two by default
-    config.pad_token_id = policy.config.get_text_config().pad_token_id
+    config.pad_token_id = policy.config.get_text_config().pad_token_id  # or a batch is refused
     # attention reads its dropout from the config; `disable_dropout_in_model` finds modules only
     for name, value in config.to_dict().items():
         if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
@@ -219,7 +219,7 @@ def save(folder: str, policy: Any, state: Mapping[str, Tensor] | None, tokenizer
         return
     trunk, own = split(state)
     if is_head:
-        names = model.state_dict().keys()
+        names = model.state_dict().keys()  # a trunk, and `score`, whose weight is all of a head
         own = {n: t for n, t in trunk.items() if n in names} | {"score.weight": own["weight"]}
     model.save_pretrained(folder, state_dict=own)
     tokenizer.save_pretrained(folder)

@@ -1,0 +1,258 @@
+"""What `rlhf-trl preview` does: what a config would train on, without loading any model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from trl import unpair_preference_dataset
+
+from rlhf_trl.data.blocks import FileData
+from rlhf_trl.data.demonstrations import load_demonstrations
+from rlhf_trl.data.examples import SIDES, Examples
+from rlhf_trl.data.fitting import shortened
+from rlhf_trl.data.pairs import load_preferences
+from rlhf_trl.data.preview import (
+    CUT,
+    DROPPED,
+    IDENTICAL,
+    TOO_LONG,
+    WHOLE,
+    Measured,
+    Row,
+    prompt_keys,
+    side_numbers,
+)
+from rlhf_trl.data.prompts import load_prompts
+from rlhf_trl.evaluation import tables
+from rlhf_trl.models import UNTRAINED, load_tokenizer, model_config
+from rlhf_trl.reward_models.reader import Reader, prompt_ids
+from rlhf_trl.rollouts.generate import prompt_texts
+from rlhf_trl.run.config import Loaded
+from rlhf_trl.run.config_files import read_config
+from rlhf_trl.run.examples import prompts
+from rlhf_trl.run.held_rows import answer_text, tokens_of
+from rlhf_trl.run.options import join_options
+from rlhf_trl.run.reward_models import loader_of
+from rlhf_trl.run.stages import Stage, stage_of_config
+from rlhf_trl.run.supervised import load_tokenizers
+
+UNPAIRED = "KTO learns from each answer of a pair by itself; a row is one answer"
+Measure = Callable[[Row], Measured]
+
+
+class _NeedsAnswers(Exception):
+    """The data are made of answers that a model would have to sample."""
+
+
+def preview(config: str, words: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a config would train on, in numbers; `as_text` makes a table of them.
+
+    `train` and `held_out` are those of `side_numbers`, the latter None where nothing is held out.
+    `overlap` counts the prompts on both sides. `left_out` says how many rows are not even read as
+    examples, by reason.
+
+    Args:
+        config: of any recipe that trains.
+        words: options of the recipe.
+    """
+    stage = stage_of_config(read_config(config), config)
+    loaded = stage.load(join_options(words, ["--config", config]))
+    data, note = _examples(stage, loaded)
+    if stage.name == "kto" and "chosen" in data.train.column_names:
+        data.train, note = unpair_preference_dataset(data.train), UNPAIRED
+        data.held_out = data.held_out and unpair_preference_dataset(data.held_out)
+    measure, limit = _measure(stage, loaded, data)
+    turns = getattr(loaded.own.dataset, "turns", "last")  # only the block of SFT can ask for "all"
+    sides: dict[str, Any] = {}
+    for side, rows in (("train", data.train), ("held_out", data.held_out)):
+        rows = list(rows or ())
+        numbers = side_numbers(rows, [measure(row) for row in rows], turns) if rows else None
+        sides[side] = numbers
+    shared = prompt_keys(data.train, turns) & prompt_keys(data.held_out or (), turns)
+    return {
+        "config": config,
+        "recipe": stage.name,
+        "algorithm": loaded.row.label if loaded.row else None,
+        "limit": limit,
+        "notes": [*filter(None, [note]), *data.notes],
+        "left_out": {reason: count for reason, count in data.dropped.items() if count},
+        "left_out_held_out": {why: count for why, count in data.dropped_held_out.items() if count},
+        "overlap": len(shared),
+        **sides,
+    }
+
+
+def as_text(numbers: dict[str, Any]) -> str:
+    """Return what `preview` returned as a table of the two sides, with sentences around it."""
+    title = f"{numbers['config']}: {numbers['algorithm'] or numbers['recipe']}; {numbers['limit']}"
+    sides = {"train": numbers["train"], "held out": numbers["held_out"]}
+    sides = {name: _cells(side) for name, side in sides.items() if side}
+    lines = [
+        {"": place, **{name: cells.get(place, "-") for name, cells in sides.items()}}
+        for place in dict.fromkeys(place for cells in sides.values() for place in cells)
+    ]
+    out = [title, *numbers["notes"], "", tables.text(lines), ""]
+    for side, key in (("training", "left_out"), ("held-out", "left_out_held_out")):
+        out += [f"left out {n} {side} rows: {reason}" for reason, n in numbers[key].items()]
+    if numbers["held_out"] is None:
+        out.append("nothing is held out")
+    else:
+        out.append(f"{numbers['overlap']} prompts are both trained on and held out")
+    return "\n".join(out)
+
+
+def _cells(side: dict[str, Any]) -> dict[str, str]:
+    """Return the numbers of a side as text, by what they are; shares are those of its rows."""
+    cells = {}
+    for name, count in side.items():
+        if name in ("rows", "prompts"):
+            cells[name] = str(count)
+        elif name != "tokens":
+            cells[name.replace("_", " ")] = f"{count} ({count / side['rows']:.1%})"
+    for column, lengths in side["tokens"].items():
+        values = " / ".join(f"{value:g}" for value in lengths.values())
+        cells[f"tokens of {column}, {' / '.join(lengths)}"] = values
+    return cells
+
+
+def _examples(stage: Stage, loaded: Loaded) -> tuple[Examples, str | None]:
+    """Return the examples of a run, or its prompts where answers would be sampled, and a note."""
+    own = loaded.own
+
+    def sample(*_: Any) -> Any:
+        raise _NeedsAnswers
+
+    try:
+        if stage.makes == "reward_model":
+            load, arguments = loader_of(_without_candidates(own), sample)
+            return load(*arguments), None
+        if stage.family == "direct_alignment":
+            unpaired = stage.options.get("unpaired", False)
+            return load_preferences(own.dataset, own.max_samples, unpaired, sample), None
+        if stage.name == "sft":
+            return load_demonstrations(own.dataset, own.demonstrator), None
+        return stage.part("examples")(own), None
+    except _NeedsAnswers:
+        data = load_prompts(own.dataset)
+        data.train = data.train.select(range(len(data.train))[: own.max_samples])
+        name = getattr(own.dataset, "sampled_from", None) or loaded.model.model_name_or_path
+        return (
+            data,
+            f"the answers are sampled from {name} when the run begins; here are the prompts",
+        )
+
+
+def _without_candidates(own: Any) -> Any:
+    """Return the fields of a reward model's run without what is sampled for evaluation alone."""
+    names = {field.name for field in fields(own.dataset)}
+    if isinstance(own.dataset, FileData) or "candidates" not in names:
+        return own
+    is_offline = not {"samples_per_prompt"} & names
+    # without candidates, `sampled_from` of data that are not sampled would be refused
+    unread = {"candidates": 0} | ({"sampled_from": None} if is_offline else {})
+    return replace(own, dataset=replace(own.dataset, **unread))
+
+
+def _measure(stage: Stage, loaded: Loaded, data: Examples) -> tuple[Measure, str]:
+    """Return what measures a row as the run's trainer reads it, and the limit in words."""
+    args = loaded.trl
+    # rows to answer may have answers all the same, such as those of pairs
+    has_answers = {"chosen", "completion", "completions", "ranked"} & {*data.train.column_names}
+    answers_prompts = stage.examples is not None and stage.part("examples") is prompts
+    if answers_prompts or not has_answers:
+        return _of_prompts(loaded, data)
+    longest = f"max_length {args.max_length}"
+    if stage.makes == "reward_model":
+        tokenizer = load_tokenizer(loaded.model, args, data.conversational)
+        return _of_judged(loaded, tokenizer), f"{longest}: longer rows are dropped"
+    if stage.name == "sft":
+        _, tokenizer = load_tokenizers(loaded, data)
+        return _of_demonstrations(loaded, tokenizer), f"{longest}, {args.truncation_mode}"
+    tokenizer = load_tokenizer(loaded.model, args, data.conversational)
+    return _of_preferences(args, tokenizer), f"{longest}, overlong: {args.overlong or 'as TRL'}"
+
+
+def _of_prompts(loaded: Loaded, data: Examples) -> tuple[Measure, str]:
+    """Measure prompts, which must leave room for an answer in the model's context."""
+    args = loaded.trl
+    tokenizer = load_tokenizer(loaded.model, args, data.conversational)
+    context = None
+    if loaded.model.model_name_or_path != UNTRAINED:
+        config = model_config(loaded.model, args).get_text_config()
+        context = getattr(config, "max_position_embeddings", None)
+    answer = getattr(args, "max_completion_length", None)
+    answer = answer or getattr(loaded.own, "max_completion_length", 0)
+    template = getattr(args, "chat_template_kwargs", None)
+
+    def measure(row: Row) -> Measured:
+        (text,) = prompt_texts(tokenizer, [row], template)
+        count = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+        fits = context is None or count + answer <= context
+        return Measured(count, {}, WHOLE if fits else TOO_LONG)
+
+    return measure, f"answers of at most {answer} tokens in a context of {context or 'any length'}"
+
+
+def _of_preferences(args: Any, tokenizer: Any) -> Measure:
+    """Measure pairs and labeled answers, which the rule `overlong` cuts or drops."""
+
+    def measure(row: Row) -> Measured:
+        sides = [side for side in SIDES if side in row]
+        prompt, texts, _ = tokens_of(tokenizer, row, sides)
+        completions = [ids[len(prompt) :] for ids in texts]
+        rule = args.overlong or "cut_prompt"
+        fitting = shortened(prompt, completions, args.max_length, rule)
+        fate = WHOLE
+        if fitting is None:
+            fate = DROPPED
+        elif len(sides) == 2 and fitting[1][0] == fitting[1][1]:
+            fate = IDENTICAL
+        elif fitting != (prompt, completions):
+            fate = CUT
+        return Measured(len(prompt), dict(zip(sides, map(len, completions), strict=True)), fate)
+
+    return measure
+
+
+def _of_demonstrations(loaded: Loaded, tokenizer: Any) -> Measure:
+    """Measure demonstrations, which `max_length` cuts, or drops where no answer is left."""
+
+    def measure(row: Row) -> Measured:
+        prompt, (ids,), _ = tokens_of(tokenizer, row, ("completion",))
+        limit = loaded.trl.max_length
+        fate = WHOLE if limit is None or len(ids) <= limit else CUT
+        if answer_text(tokenizer, row, loaded) is None:
+            fate = DROPPED
+        return Measured(len(prompt), {"completion": len(ids) - len(prompt)}, fate)
+
+    return measure
+
+
+def _of_judged(loaded: Loaded, tokenizer: Any) -> Measure:
+    """Measure what a reward model reads; a row whose longest text is over `max_length` is lost."""
+    own, args = loaded.own, loaded.trl
+    steps = ()
+    if own.algorithm == "prm":
+        steps = (own.dataset.step_separator, own.dataset.step_split)
+    reader = Reader(own.algorithm, own.formulation, *steps)
+
+    def measure(row: Row) -> Measured:
+        prompt = len(prompt_ids(tokenizer, row["prompt"]))
+        finished = row.get("finished", True)
+        if "completions" in row:  # the steps of a trace
+            texts = {
+                "completions": [reader.encode_steps(tokenizer, row["prompt"], row["completions"])]
+            }
+        else:
+            answers = {side: [row[side]] for side in SIDES if side in row}
+            answers = answers or {"ranked": row["ranked"]}
+            texts = {
+                name: [reader.encode(tokenizer, row["prompt"], one, finished) for one in several]
+                for name, several in answers.items()
+            }
+        longest = {name: max(len(text.ids) for text in of_one) for name, of_one in texts.items()}
+        is_long = args.max_length is not None and max(longest.values()) > args.max_length
+        completions = {name: count - prompt for name, count in longest.items()}
+        return Measured(prompt, completions, DROPPED if is_long else WHOLE)
+
+    return measure
