@@ -21,8 +21,7 @@ EMBEDDED = "tiny"  # the warm-start checkpoint that ships with the package
 ADAPTER = "adapter_config.json"  # in the folder of an adapter
 # The options of `from_pretrained` that are not named where it fails.
 USUAL = {"dtype", "revision", "device_map", "trust_remote_code", "config"}
-# how a model may be quantized, see quantized.py
-Quantization = Literal["int8", "int8_bitsandbytes", "nf4"]
+Quantization = Literal["int8", "int8_bitsandbytes", "nf4"]  # see quantized.py
 UNTRAINED = "tiny_untrained"  # the same architecture and tokenizer with initial weights
 
 

@@ -288,9 +288,9 @@ def test_a_model_that_is_reloaded_as_another_one_is_not_written(by, whole, tmp_p
     load = quantize_measures.RewardModels.load
 
     def load_damaged(self, source):
-        model, tokenizer = load(self, source)
-        model.score.weight.data += by
-        return model, tokenizer
+        loaded = load(self, source)
+        loaded.model.score.weight.data += by
+        return loaded
 
     monkeypatch.setattr(quantize_measures.RewardModels, "load", load_damaged)
     folder = scored_run(tmp_path / "run")

@@ -100,11 +100,12 @@ def _quantize(
     # before any forward: on some CPUs that repacks 4-bit weights, and rounds what is saved then
     quantized.save_pretrained(part)
     AutoTokenizer.from_pretrained(source).save_pretrained(part)
-    models.save_more(part)
+    if models.reader:  # how a reward model reads texts
+        models.reader.save(part)
     before = _logits(quantized)
     del quantized
     reloaded = models.load(part)
-    gap = float((_logits(models.module(reloaded)) - before).abs().max() / before.abs().max())
+    gap = float((_logits(reloaded.model) - before).abs().max() / before.abs().max())
     if not gap <= TOLERANCE:  # also true of NaN
         raise InputError(
             f"{models.word}: saved and reloaded, its logits differ by {gap:.1e} of the largest, so "

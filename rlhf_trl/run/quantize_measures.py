@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -36,9 +36,10 @@ Numbers = dict[str, dict[str, float]]
 class Policies:
     """A policy and what becomes of it, which read answers to the held-out prompts of its run."""
 
+    reader: Reader | None = None  # it scores no texts
+
     def __init__(self, model: Named, config: str | None, words: Sequence[str]):
         self.word = model.word
-        self._model = model
         self._run = run_of([model], config, words)
         self._run.loaded.model.dtype = "auto"  # as it was saved, whatever the run was trained in
         self.device = self._run.loaded.trl.device
@@ -53,16 +54,9 @@ class Policies:
         attention = self._run.loaded.model.attn_implementation
         return load_language_model(source, dtype="auto", attn_implementation=attention, **options)
 
-    def save_more(self, folder: str) -> None:
-        """Write nothing beside weights and tokenizer."""
-
     def load(self, source: str) -> Policy:
         """Load it as a policy that answers."""
         return self._run.load(Named(self.word, source))
-
-    def module(self, policy: Policy) -> Any:
-        """Return what has logits."""
-        return policy.model
 
     def compare(self, whole: Policy, quantized: Policy) -> Numbers:
         """Let the whole one answer, and measure how the quantized one reads its sampled answers."""
@@ -81,6 +75,13 @@ class Policies:
         }
 
 
+class _Classifier(NamedTuple):
+    """A reward model, and the tokenizer that it has."""
+
+    model: Any
+    tokenizer: Any
+
+
 class RewardModels:
     """A reward model and what becomes of it, which score right and wrong answers to prompts."""
 
@@ -88,7 +89,7 @@ class RewardModels:
         self.word = model.word
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model = model
-        self._reader = Reader.read(model.path)
+        self.reader = Reader.read(model.path)
         path = config or model.config
         if path is None:
             raise InputError(
@@ -119,31 +120,23 @@ class RewardModels:
 
     def load_plain(self, source: str, options: dict[str, Any]) -> Any:
         """Load the model alone, with options of `from_pretrained`."""
-        kind = "Token" if self._reader.per_token else "Sequence"
+        kind = "Token" if self.reader.per_token else "Sequence"
         auto = getattr(transformers, f"AutoModelFor{kind}Classification")
         return auto.from_pretrained(source, dtype="auto", **options)
 
-    def save_more(self, folder: str) -> None:
-        """Write how it reads texts."""
-        self._reader.save(folder)
-
-    def load(self, source: str) -> tuple[Any, Any]:
-        """Load model and tokenizer as a reward."""
+    def load(self, source: str) -> _Classifier:
+        """Load it as a reward is loaded."""
         args = SimpleNamespace(device=self.device, process_index=1)  # 0 would print notes
-        model, tokenizer = load_classifier(source, self._reader, args)
-        return model.eval().to(self.device), tokenizer
+        model, tokenizer = load_classifier(source, self.reader, args)
+        return _Classifier(model.eval().to(self.device), tokenizer)
 
-    def module(self, loaded: tuple[Any, Any]) -> Any:
-        """Return what has logits."""
-        return loaded[0]
-
-    def compare(self, whole: tuple[Any, Any], quantized: tuple[Any, Any]) -> Numbers:
+    def compare(self, whole: _Classifier, quantized: _Classifier) -> Numbers:
         """Measure how well both tell the better answer of each pair."""
         numbers: Numbers = {}
         scores: dict[str, Tensor] = {}
         for side, loaded in (("whole", whole), ("quantized", quantized)):
             started = perf_counter()
-            scores[side] = self._scores(*loaded)
+            scores[side] = self._scores(loaded)
             seconds = perf_counter() - started
             better, worse = scores[side][self._better], scores[side][self._worse]
             values = {
@@ -159,14 +152,14 @@ class RewardModels:
         numbers["largest change of a score"] = {"quantized": float(change.max())}
         return numbers
 
-    def _scores(self, model: Any, tokenizer: Any) -> Tensor:
+    def _scores(self, loaded: _Classifier) -> Tensor:
         """Return the usual score of each answer, (N,)."""
-        reader = self._reader
+        reader, tokenizer = self.reader, loaded.tokenizer
         texts = []
         for row in self._rows:
             finished = row.get("finished", True)
             texts.append(reader.encode(tokenizer, row["prompt"], row["completion"], finished))
-        logits = reader.outputs(model, tokenizer, texts, BATCH, self.device)
+        logits = reader.outputs(loaded.model, tokenizer, texts, BATCH, self.device)
         return torch.tensor([reader.scores(of_text)[reader.names[0]] for of_text in logits])
 
 

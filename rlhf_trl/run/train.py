@@ -270,8 +270,7 @@ def build(
         from rlhf_trl.run.quantized_reference import quantized_reference
 
         reference = quantized_reference(loaded)
-    # where it loads the model, no weight may be missing
-    with as_saved(common["model"]), reference:
+    with as_saved(common["model"]), reference:  # where it loads it, no weight may be missing
         trainer = trainer_class(**common | arguments)
     if not loaded.own.warmup_from_zero:  # as the book's code warms up
         from rlhf_trl.run.warmup import WarmupFromFirstStep
