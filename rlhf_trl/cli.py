@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _add_judge,
         _add_chat,
         _add_merge,
+        _add_quantize,
         _add_translate,
         _add_compare,
         _add_probe,
@@ -253,6 +254,7 @@ def _add_chat(commands: _Commands) -> None:
         help="follow on what was said (not for the embedded model, which knows single turns only)",
     )
     option("--ui", action="store_true", help="in a browser, on this machine only")
+    option("--port", type=int, help="of --ui (a free one)")
     _add_model_options(option)
 
 
@@ -272,6 +274,19 @@ def _add_merge(commands: _Commands) -> None:
     option = commands.add("merge", _merge, "merge a LoRA adapter into its base, checked")
     option("run_or_adapter", metavar="RUN", help="folder of a run, or of an adapter")
     option("--output", metavar="FOLDER", help="a new one (merged, beside the adapter)")
+
+
+def _add_quantize(commands: _Commands) -> None:
+    option = commands.add(
+        "quantize",
+        _quantize,
+        "write a model in 8 or 4 bits, and measure what that changes",
+        CHANGES_THE_CONFIG.replace("models", "model"),
+    )
+    option("model", metavar="MODEL_OR_RUN", help="run, checkpoint, adapter, folder or hub name")
+    option("--to", required=True, help="int8 (torchao), int8_bitsandbytes or nf4 (bitsandbytes)")
+    option("--output", metavar="FOLDER", help="a new one (beside the model: model-int8)")
+    option("--config", help="on whose held-out prompts or answers it is measured (its run's)")
 
 
 def _add_translate(commands: _Commands) -> None:
@@ -508,9 +523,11 @@ def _chat(args: argparse.Namespace) -> None:
         "reward_model": args.reward_model,
         "history": args.history,
     }
+    if args.port is not None and not args.ui:
+        raise InputError("--port is read with --ui only; add --ui, or remove it.")
     load_quietly()
     if args.ui:
-        chat_page.serve(args.models, **options)
+        chat_page.serve(args.models, port=args.port, **options)
     else:
         chat.talk(chat.Chat(args.models, **options))
 
@@ -522,6 +539,18 @@ def _merge(args: argparse.Namespace) -> None:
     load_quietly()
     folder, gap = merge(args.run_or_adapter, args.output)
     print(f"{folder} holds the merged model; its logits differ from the unmerged ones by {gap:.1e}")
+
+
+def _quantize(args: argparse.Namespace) -> None:
+    from rlhf_trl.models import load_quietly
+
+    load_quietly()  # before the libraries, which print while they are imported
+    from rlhf_trl.run.quantize import quantize
+
+    with redirect_stdout(sys.stderr):
+        options = {"output": args.output, "config": args.config, "words": args.recipe_options}
+        folder, table = quantize(args.model, args.to, **options)
+    print(f"{table}\n\n{folder} holds the quantized model; reloaded, it is what was measured")
 
 
 def _preview(args: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 from rlhf_trl.errors import InputError
@@ -21,6 +21,7 @@ EMBEDDED = "tiny"  # the warm-start checkpoint that ships with the package
 ADAPTER = "adapter_config.json"  # in the folder of an adapter
 # The options of `from_pretrained` that are not named where it fails.
 USUAL = {"dtype", "revision", "device_map", "trust_remote_code", "config"}
+Quantization = Literal["int8", "int8_bitsandbytes", "nf4"]  # see quantized.py
 UNTRAINED = "tiny_untrained"  # the same architecture and tokenizer with initial weights
 
 
@@ -29,6 +30,8 @@ def load_quietly() -> None:
 
     The bars of what is fetched from the hub stay.
     """
+    for library in ("bitsandbytes", "torchao"):  # which warn of kernels, and of every cast
+        logging.getLogger(library).setLevel(logging.ERROR)
     import transformers
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 
@@ -133,6 +136,8 @@ def loading(
         raise
     except Exception as error:  # what it reads may be anything, and so may the error
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if isinstance(error, ImportError) and ("bitsandbytes" in reason or "torchao" in reason):
+            remedy = "run scripts/setup.sh quant"
         raise InputError(f"{what} {fault} ({reason}); {remedy}.") from error
     finally:
         logging.set_verbosity(verbosity)

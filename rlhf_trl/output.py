@@ -25,7 +25,7 @@ JUDGED = "judge.sqlite"  # what a judge has replied
 BY_STEP = "checkpoint- config-from-step- evaluations/step- samples/step- completions/completions_"
 AT_END = """
     model merged value_model log.json summary.json learning_curve.png scores.jsonl reward_report.png
-    selection.json
+    selection.json model-int8 model-int8_bitsandbytes model-nf4
 """
 # What a finished run has: the first and the last thing that it writes at its end, and its summary.
 FINISHED = "model summary.json learning_curve.png"

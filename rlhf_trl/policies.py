@@ -52,6 +52,19 @@ def check_language_model(model: Any, args: Any) -> None:
     )
 
 
+def check_trainable(model: Any, args: Any) -> None:
+    """Refuse to train the weights of a quantized model, which get no gradient; LoRA adds some."""
+    if model.use_peft:
+        return
+    asked = [key for key in ("load_in_4bit", "load_in_8bit") if getattr(model, key)]
+    if asked or getattr(model_config(model, args), "quantization_config", None) is not None:
+        what = asked[0] if asked else f"model_name_or_path: {model.model_name_or_path!r}"
+        raise InputError(
+            f"{what}: the weights of a quantized model cannot be trained; add use_peft: true, "
+            "which trains an adapter beside them, or name a whole model."
+        )
+
+
 def load_language_model(source: str, **options: Any) -> Any:
     """Return the language model of a folder or hub name; an adapter in PEFT's wrapper, on its base.
 

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -296,6 +297,38 @@ def test_the_page_needs_gradio(monkeypatch):
     monkeypatch.setattr(chat_page, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match=r"error: --ui: gradio is not installed; run scripts/s"):
         cli.main(["chat", "tiny", "--ui"])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--port", "7860"], "--port is read with --ui only; add --ui, or remove it."),
+        (["--ui", "--port", "0"], "--port is 0; write a number from 1 to 65535."),
+        (["--ui", "--port", "65536"], "--port is 65536; write a number from 1 to 65535."),
+    ],
+)
+def test_a_port_is_one_of_the_page(words, sentence):
+    with pytest.raises(SystemExit, match=f"error: {re.escape(sentence)}"):
+        cli.main(["chat", "tiny", *words])
+
+
+def test_another_model_takes_the_place_of_the_last_one(tmp_path):
+    judge = str(make_reward_model(tmp_path / "judge"))
+    chat = Chat(["tiny", "tiny_untrained"], reward_model=judge, temperature=0.01, history=True)
+    first, _ = chat.policies
+    list(chat.ask("hello"))
+    with pytest.raises(InputError, match="tiny is here already; name another model"):
+        chat.replace("tiny")
+    with pytest.raises(InputError, match="there is no folder nowhere/at/all"):
+        chat.replace("nowhere/at/all")
+    assert [policy.name for policy in chat.policies] == ["tiny", "tiny_untrained"] and chat.turns
+    copied = tmp_path / "copied"
+    shutil.copytree(checkpoint_path(), copied)
+    chat.replace(str(copied))
+    assert chat.policies[0] is first and not chat.turns
+    answers = list(chat.ask("hello"))
+    assert [answer.policy for answer in answers] == ["tiny", "tiny", str(copied), str(copied)]
+    assert answers[2].text == answers[0].text and answers[2].score == answers[0].score is not None
 
 
 def test_a_turn_of_the_page_comes_piece_by_piece_and_ends_in_answers_and_scores(tmp_path):

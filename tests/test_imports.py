@@ -7,7 +7,7 @@ ROOT = Path(__file__).parent.parent
 # from the ground; a room imports those before it
 ROOMS = [
     *["errors", "book", "algorithms", "losses", "tiny", "output", "cards", "models", "policies"],
-    *["on_deepspeed", "synced_reference"],
+    *["quantized", "on_deepspeed", "synced_reference"],
     *["data", "rollouts", "reward_models", "rewards", "evaluation", "trainers", "run", "ports"],
     *["pipeline", "compare", "cli"],
 ]

@@ -1,6 +1,6 @@
 """The KL of a policy to another along its answers, without ever holding all of their logits."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -19,6 +19,10 @@ from rlhf_trl.rollouts.generate import prompt_texts
 LOGITS_AT_ONCE = 2**23  # 32 MiB of each policy; about eight times that is needed at a time
 
 
+# Takes the (T, V) logits of a policy and of its reference, and (T,) tokens; returns (T,) values.
+Measure = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
 class _Text(NamedTuple):
     """The tokens of a prompt and of the answer to it."""
 
@@ -26,7 +30,15 @@ class _Text(NamedTuple):
     answer: Sequence[int]
 
 
-@torch.no_grad()
+def _k1(logits: Tensor, ref_logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the log-ratio of each token."""
+    logps = selective_log_softmax(logits, tokens)
+    return k1(logps, selective_log_softmax(ref_logits, tokens))
+
+
+KL: dict[str, Measure] = {"kl": lambda logits, ref, tokens: exact(logits, ref), "kl_k1": _k1}
+
+
 def kl_of_answers(policy: Policy, reference: Policy, answers: Completions) -> Scores:
     """Return the KL of a policy to another along its answers, in nats per answer.
 
@@ -43,6 +55,17 @@ def kl_of_answers(policy: Policy, reference: Policy, answers: Completions) -> Sc
     Raises:
         InputError: the reference has another vocabulary, or fewer logits.
     """
+    return along_answers(policy, reference, answers, KL)
+
+
+@torch.no_grad()
+def along_answers(
+    policy: Policy, reference: Policy, answers: Completions, measures: Mapping[str, Measure]
+) -> Scores:
+    """Return the sums over each answer of what measures tell of its tokens, by name.
+
+    The arguments are those of `kl_of_answers`, and the measures by name.
+    """
     tokenizer = policy.processing_class
     if tokenizer.get_vocab() != reference.processing_class.get_vocab():
         raise InputError(
@@ -57,18 +80,17 @@ def kl_of_answers(policy: Policy, reference: Policy, answers: Completions) -> Sc
         prompt_ids = tokenizer(prompt, add_special_tokens=is_text)["input_ids"]
         texts.append(_Text(prompt_ids, answer.ids))
     size = policy.args.per_device_eval_batch_size
-    scores: Scores = {"kl": [], "kl_k1": []}
+    scores: Scores = {name: [] for name in measures}
     for first in range(0, len(texts), size):
-        kls, estimates = _read(policy, reference, texts[first : first + size])
-        scores["kl"] += kls
-        scores["kl_k1"] += estimates
+        for name, sums in _read(policy, reference, texts[first : first + size], measures).items():
+            scores[name] += sums
     return scores
 
 
 def _read(
-    policy: Policy, reference: Policy, batch: Sequence[_Text]
-) -> tuple[list[float], list[float]]:
-    """Return the exact KL and k1 of each of the answers that both policies read at once."""
+    policy: Policy, reference: Policy, batch: Sequence[_Text], measures: Mapping[str, Measure]
+) -> dict[str, list[float]]:
+    """Return the sums of the measures over each of the answers that both policies read at once."""
     device = policy.accelerator.device
     rows = [torch.tensor([*text.prompt, *text.answer], device=device) for text in batch]
     # Padded on the right by any token, since none before it sees it. It is read as well: masked, it
@@ -84,16 +106,14 @@ def _read(
 
     vocabulary = reference.model.config.get_text_config().vocab_size
     positions = max(1, LOGITS_AT_ONCE // vocabulary)
-    kls, estimates = [], []
+    chunks: dict[str, list[Tensor]] = {name: [] for name in measures}
     for first in range(0, len(tokens), positions):
         chunk = slice(first, first + positions)
         logits, ref_logits = _logits(policy, reference, hidden[chunk], ref_hidden[chunk])
-        kls.append(exact(logits, ref_logits))
-        logps = selective_log_softmax(logits, tokens[chunk])
-        ref_logps = selective_log_softmax(ref_logits, tokens[chunk])
-        estimates.append(k1(logps, ref_logps))
+        for name, measure in measures.items():
+            chunks[name].append(measure(logits, ref_logits, tokens[chunk]))
     lengths = [len(text.answer) for text in batch]
-    return _sums(kls, lengths), _sums(estimates, lengths)
+    return {name: _sums(values, lengths) for name, values in chunks.items()}
 
 
 def _logits(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.models import ADAPTER, loading
+from rlhf_trl.models import ADAPTER, Quantization, loading
 from rlhf_trl.policies import check_adapter, fitting_adapter, whole_weights
 from rlhf_trl.reward_models.reader import Reader
 from rlhf_trl.rewards.checked import checked
@@ -18,7 +18,12 @@ BATCH = 64  # texts scored at once
 
 
 def load_reward_model(
-    path: str, tokenizer: Any, args: Any, aggregate: str | None = None, strip_think: bool = False
+    path: str,
+    tokenizer: Any,
+    args: Any,
+    aggregate: str | None = None,
+    strip_think: bool = False,
+    quantization: Quantization | None = None,
 ) -> Callable[..., list[float]]:
     """Return a reward function that scores prompt and completion with a trained reward model.
 
@@ -28,7 +33,8 @@ def load_reward_model(
 
     `path` is the folder or hub name of a sequence classifier with one label, or the folder of a
     model that was trained here; a LoRA adapter is merged. `aggregate` is which of `Reader.names` is
-    the reward; None: the first.
+    the reward; None: the first. With a `quantization`, a whole model is quantized while it is
+    loaded.
     """
     reader = Reader.read(path)
     name = aggregate or reader.names[0]
@@ -37,7 +43,7 @@ def load_reward_model(
             f"reward_aggregate: {name!r} is not a score of {path!r}, which is a model of kind "
             f"{reader.algorithm}; write {' or '.join(reader.names)}, or leave it out."
         )
-    model, own_tokenizer = _load(path, reader, args)
+    model, own_tokenizer = load_classifier(path, reader, args, quantization)
     _check_characters(path, own_tokenizer, tokenizer)
     model.eval().requires_grad_(False).to(args.device)
     checked_texts = False  # those of the first call are checked
@@ -67,7 +73,9 @@ def load_reward_model(
     return checked(reward_model, "reward_model")
 
 
-def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
+def load_classifier(
+    path: str, reader: Reader, args: Any, quantization: Quantization | None = None
+) -> tuple[Any, Any]:
     """Return a reward model, its adapter merged if it has one, and its own tokenizer."""
     import transformers
 
@@ -79,9 +87,15 @@ def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
     )
     with loading(f"reward_model: {path!r}", remedy, fault, new_head=True), whole_weights(args):
         if (adapter := Path(path) / ADAPTER).is_file():
+            if quantization:
+                raise InputError(
+                    f"reward_quantization: {path!r} is an adapter; let rlhf-trl quantize merge and "
+                    "quantize it, and name what that wrote as reward_model."
+                )
             model, missing = _with_adapter(path, adapter, auto)
         else:
-            model, info = auto.from_pretrained(path, dtype="auto", output_loading_info=True)
+            options = _options(path, quantization, args)
+            model, info = auto.from_pretrained(path, **options, output_loading_info=True)
             missing = info["missing_keys"]
         own_tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     if model.config.num_labels != reader.num_labels:
@@ -105,6 +119,16 @@ def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
     if not reader.per_token:
         _choose_last_token(path, model.config.get_text_config(), own_tokenizer, args)
     return model, own_tokenizer
+
+
+def _options(path: str, quantization: Quantization | None, args: Any) -> dict[str, Any]:
+    """Return how a whole reward model is loaded."""
+    if quantization is None:
+        return {"dtype": "auto"}
+    from rlhf_trl.quantized import quantized_options
+
+    options = quantized_options(quantization, path, "reward_quantization", args.device)
+    return {"dtype": "auto", **options}
 
 
 def _choose_last_token(path: str, config: Any, own_tokenizer: Any, args: Any) -> None:

@@ -14,7 +14,7 @@ from rlhf_trl.models import EMBEDDED
 from rlhf_trl.rewards.from_model import load_reward_model
 from rlhf_trl.rollouts.generate import GREEDY, Sampling
 from rlhf_trl.run.config import Loaded
-from rlhf_trl.run.named import config_of, load_run, named
+from rlhf_trl.run.named import Named, config_of, load_run, named
 from rlhf_trl.tiny.tokenizer import CHAT_TEMPLATE
 
 # What a model of no run is asked with, beside the embedded model's settings.
@@ -52,22 +52,18 @@ class Chat:
         history: bool | None = None,
     ):
         """Load the models; `temperature` and `reward_model` are those of the command's options."""
-        named_models = [named(word) for word in models]
-        named_judge = named(reward_model, reward_model=True) if reward_model else None
+        named_models = [named(word) for word in dict.fromkeys(models)]
+        self._judge = named(reward_model, reward_model=True) if reward_model else None
         run_config = config_of(named_models, config)  # a path; None where no model is of a run
         loaded, data = _load(run_config, words)
+        self._loaded = loaded
         self.messages = data.conversational  # whether prompts are messages, and not texts
-        self.policies = [model.load(loaded, self.messages) for model in named_models]
-        if named_judge:
-            for policy in self.policies:
-                tokenizer = policy.processing_class
-                score = load_reward_model(named_judge.path, tokenizer, loaded.trl)
-                policy.scorers = {"score": score}
-        self.sampled = _sampling_of(loaded, temperature)
         # what is typed is in no row of the data: it gets the template arguments of the first one
+        self._columns: dict[str, Any] = {}
         if run_config and "chat_template_kwargs" in data.train.column_names:
-            for policy in self.policies:
-                policy.columns = {"chat_template_kwargs": data.train[0]["chat_template_kwargs"]}
+            self._columns = {"chat_template_kwargs": data.train[0]["chat_template_kwargs"]}
+        self.policies = [self.load(model) for model in named_models]
+        self.sampled = _sampling_of(loaded, temperature)
         prompts = data.train["prompt"][:PROMPTS_READ]
         self.system, self.system_note = system_message(prompts if self.messages else [])
         # without a run, the data are the embedded model's, which no other model has seen
@@ -76,6 +72,23 @@ class Chat:
             history = self.policies[0].processing_class.chat_template != CHAT_TEMPLATE
         self.history = self.messages and history
         self.turns: dict[str, list[dict[str, str]]] = {}  # by policy: questions and greedy answers
+
+    def load(self, model: Named) -> Policy:
+        """Load a model that is asked as in training, and scored where there is a reward model."""
+        policy = model.load(self._loaded, self.messages)
+        policy.columns = self._columns
+        if self._judge:
+            tokenizer = policy.processing_class
+            score = load_reward_model(self._judge.path, tokenizer, self._loaded.trl)
+            policy.scorers = {"score": score}
+        return policy
+
+    def replace(self, word: str) -> None:
+        """Let a named model take the place of the last one, and forget what was said."""
+        if any(word == policy.name for policy in self.policies):
+            raise InputError(f"{word} is here already; name another model.")
+        self.policies[-1] = self.load(named(word))
+        self.turns.clear()
 
     def ask(
         self, text: str, streamer: Callable[[Policy, str], Any] | None = None

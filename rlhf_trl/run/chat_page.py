@@ -74,12 +74,14 @@ def turn(chat: Chat, text: str) -> Iterator[dict[str, list[str]]]:
             page_closed.set()
 
 
-def serve(*models_and_options: Any, **options: Any) -> None:
+def serve(*models_and_options: Any, port: int | None = None, **options: Any) -> None:
     """Serve the page of a `Chat` with these options to this machine only, until Ctrl-C.
 
     The page has a column for each policy. It, not the `Chat`, keeps what was said: `turns`, as in
-    `Chat`, and the messages that the columns show.
+    `Chat`, and the messages that the columns show. Without a `port`, it is a free one.
     """
+    if port is not None and not 0 < port < 65536:
+        raise InputError(f"--port is {port}; write a number from 1 to 65535.")
     if find_spec("gradio") is None:
         raise InputError("--ui: gradio is not installed; run scripts/setup.sh chat, or omit --ui.")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the import, which reads it
@@ -113,23 +115,42 @@ def serve(*models_and_options: Any, **options: Any) -> None:
                 with_answers.append(messages + [message("assistant", text) for text in texts])
             yield ["", chat.turns, *with_answers]
 
-    page = _page(gr, chat, answer)
+    def replace(word: str) -> list[Any]:
+        """Load another model, and return an empty box, no turns, and the emptied columns."""
+        try:
+            chat.replace(word.strip())
+        except InputError as error:
+            sentence = escape(str(error), quote=False)
+            raise gr.Error(sentence, print_exception=False) from error
+        names = dict.fromkeys(policy.name for policy in chat.policies)
+        return ["", {}, *(gr.update(value=[], label=name) for name in names)]
+
+    page = _page(gr, chat, answer, replace)
     # gradio's own theme comes with fonts
     theme = gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["monospace"])
-    _, url, _ = page.launch(
-        server_name="127.0.0.1",
-        share=False,
-        ssr_mode=False,
-        theme=theme,
-        footer_links=[],
-        quiet=True,
-        prevent_thread_lock=True,  # returns, so that the address can be printed
-    )
+    try:
+        _, url, _ = page.launch(
+            server_name="127.0.0.1",
+            server_port=port,
+            share=False,
+            ssr_mode=False,
+            theme=theme,
+            footer_links=[],
+            quiet=True,
+            prevent_thread_lock=True,  # returns, so that the address can be printed
+        )
+    except OSError as error:
+        raise InputError(f"--port: {port} is in use; name another, or leave it out.") from error
     print(f"the page is at {url}, for this machine only; Ctrl-C ends", flush=True)
     page.block_thread()
 
 
-def _page(gr: Any, chat: Chat, answer: Callable[..., Iterator[list[Any]]]) -> Any:
+def _page(
+    gr: Any,
+    chat: Chat,
+    answer: Callable[..., Iterator[list[Any]]],
+    replace: Callable[[str], list[Any]],
+) -> Any:
     """Return the page: a column for each policy, a text box, its buttons and settings.
 
     Args:
@@ -137,6 +158,7 @@ def _page(gr: Any, chat: Chat, answer: Callable[..., Iterator[list[Any]]]) -> An
         chat: with the policies, and the settings to begin with.
         answer: what gradio calls with the values of `inputs` when a question is sent; it yields
             those of the text box, the turns and the columns.
+        replace: what gradio calls with the name of another model, for the last column.
     """
     with gr.Blocks(title="rlhf-trl chat", analytics_enabled=False, fill_width=True) as page:
         turns = gr.State({})
@@ -167,6 +189,11 @@ def _page(gr: Any, chat: Chat, answer: Callable[..., Iterator[list[Any]]]) -> An
                     visible=chat.messages,
                 ),
             ]
+        another = gr.Textbox(
+            label="Load another model in place of the last, and start anew",
+            placeholder="run, checkpoint, folder or hub name",
+        )
+        another.submit(replace, another, [another, turns, *columns])
         inputs = [text, turns, *settings, *columns]  # the arguments of `answer`
         event = text.submit(answer, inputs, [text, turns, *columns])
         stop.click(None, cancels=[event])  # closes the generator that `answer` is

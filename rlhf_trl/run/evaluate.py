@@ -123,7 +123,7 @@ def evaluate(
     policies = [named(model) for model in models]
     reference_model = named(reference) if reference else None
     judge = named(reward_model, reward_model=True) if reward_model else None
-    run = _run_of(policies, config, words, probe_lines)
+    run = run_of(policies, config, words, probe_lines)
     reference_policy = run.load(reference_model) if reference_model else None
     held = HeldRows(run.loaded, run.data, run.rows)
     start = run.loaded.model.model_name_or_path
@@ -190,8 +190,11 @@ def _check_new(answers: str, markdown: str | None) -> None:
         raise InputError(f"--markdown: {markdown} is the file of --answers; name another.")
 
 
-def _run_of(
-    policies: Sequence[Named], config: str | None, words: Sequence[str], probes: Sequence[Probe]
+def run_of(
+    policies: Sequence[Named],
+    config: str | None,
+    words: Sequence[str],
+    probes: Sequence[Probe] = (),
 ) -> _Run:
     """Load the run of a config, by default the first policy's; refuse one without held-out rows.
 

@@ -71,7 +71,7 @@ def check_deepspeed() -> None:
 
     `accelerate launch` says so itself, torchrun does not.
     """
-    if _launched_for() == "deepspeed" and find_spec("deepspeed") is None:
+    if launched_for() == "deepspeed" and find_spec("deepspeed") is None:
         raise InputError(
             "this run was launched for DeepSpeed, which is not installed; run scripts/setup.sh "
             "deepspeed, or launch with configs/accelerate/ddp.yaml or fsdp2.yaml."
@@ -153,7 +153,7 @@ def check_strategy(trainer: Any, expect: Expect | None = None) -> None:
     On a CPU, accelerate silently falls back from FSDP to DDP.
     """
     came_up = strategy_of(trainer.accelerator)
-    wanted = _launched_for() or (expect.strategy if expect else None)
+    wanted = launched_for() or (expect.strategy if expect else None)
     if wanted is not None and wanted != came_up:
         raise InputError(
             f"strategy {wanted} was asked for and {came_up} came up on "
@@ -191,7 +191,7 @@ def describe_launch(args: Any, name: str, kind: str = "examples") -> str:
         optimizer = deepspeed.innermost_optimizer(args)
     line = (
         f"{name} on {args.device.type}, {processes} process{'es' * (processes > 1)}, "
-        f"strategy {_launched_for() or ('ddp' if processes > 1 else 'none')}, "
+        f"strategy {launched_for() or ('ddp' if processes > 1 else 'none')}, "
         f"{PRECISIONS.get(precision, precision)}, {optimizer}; "
     )
     per_step = args.per_device_train_batch_size * processes * args.gradient_accumulation_steps
@@ -207,7 +207,7 @@ def describe_launch(args: Any, name: str, kind: str = "examples") -> str:
     )
 
 
-def _launched_for() -> str | None:
+def launched_for() -> str | None:
     """Return the strategy that accelerate's launcher was told to shard the model with, if any."""
     for name in ("deepspeed", "fsdp"):
         if os.environ.get(f"ACCELERATE_USE_{name.upper()}", "").lower() == "true":

@@ -98,8 +98,9 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
         from rlhf_trl.run.folders import model_folder
 
         path = model_folder("reward_model", own.reward_model)
-        strips_think = own.reward_model_strips_think
-        reward = load_reward_model(path, tokenizer, args, own.reward_aggregate, strips_think)
+        how = own.reward_aggregate, own.reward_model_strips_think
+        quantization = getattr(own, "reward_quantization", None)
+        reward = load_reward_model(path, tokenizer, args, *how, quantization)
         rewards.append(reward)
     _check_names([function.__name__ for function in rewards])
     weights = getattr(args, "reward_weights", None)  # rejection sampling has none
@@ -129,8 +130,8 @@ def check_reward_model(own: Any) -> None:
     """Refuse what only a reward model or a judge would read, where there is none."""
     if own.llm_judge and "llm_judge" not in own.reward_funcs:
         raise InputError("llm_judge is written but not used; add llm_judge to reward_funcs.")
-    for key in ("reward_aggregate", "reward_model_strips_think"):
-        value = getattr(own, key)
+    for key in ("reward_aggregate", "reward_model_strips_think", "reward_quantization"):
+        value = getattr(own, key, None)
         if value and not own.reward_model:
             raise InputError(
                 f"{key} is {str(value).lower()}, but there is no reward_model; name one."

@@ -265,7 +265,12 @@ def build(
     quantization = get_quantization_config(loaded.model)
     if quantization is not None:  # ORPOTrainer has no such argument, not even for None
         common["quantization_config"] = quantization
-    with as_saved(common["model"]):  # where it loads the model, no weight may be missing
+    reference: AbstractContextManager[None] = nullcontext()
+    if getattr(loaded.own, "reference_quantization", None):
+        from rlhf_trl.run.quantized_reference import quantized_reference
+
+        reference = quantized_reference(loaded)
+    with as_saved(common["model"]), reference:  # where it loads it, no weight may be missing
         trainer = trainer_class(**common | arguments)
     if not loaded.own.warmup_from_zero:  # as the book's code warms up
         from rlhf_trl.run.warmup import WarmupFromFirstStep
@@ -284,9 +289,10 @@ def check_model(loaded: Loaded[Any, Any]) -> None:
     args, model, row = loaded.trl, loaded.model, loaded.row
     if model.model_name_or_path == UNTRAINED:  # built here, always a float32 language model
         return
-    if row is None or row.row.family != "reward_model":
-        from rlhf_trl.policies import check_language_model
+    from rlhf_trl.policies import check_language_model, check_trainable
 
+    check_trainable(model, args)
+    if row is None or row.row.family != "reward_model":
         check_language_model(model, args)
         if model.use_peft and model.lora_task_type != "CAUSAL_LM":
             raise InputError(f"lora_task_type is {model.lora_task_type}, not CAUSAL_LM; remove it.")

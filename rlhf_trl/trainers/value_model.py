@@ -38,6 +38,11 @@ def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **op
     remote = {"trust_remote_code": trust_remote_code, "revision": options.pop("revision", None)}
     with loading(f"{FIELD}: {source!r}", "name the policy, another checkpoint or a reward model"):
         config = AutoConfig.from_pretrained(source, **remote)
+    if getattr(config, "quantization_config", None) is not None:
+        raise InputError(
+            f"{FIELD}: {source!r} is quantized, and all weights of a value model are trained; name "
+            "a whole one."
+        )
     classifier = any("Classification" in name for name in config.architectures or [])
     if classifier and config.num_labels != 1:
         raise InputError(

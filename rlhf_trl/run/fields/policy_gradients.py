@@ -5,6 +5,7 @@ from typing import Any
 
 from rlhf_trl.data.blocks import PromptData, Samples
 from rlhf_trl.errors import setting
+from rlhf_trl.models import Quantization
 from rlhf_trl.run.fields.common import LLM_JUDGE, Run, algorithm_of
 
 
@@ -21,6 +22,8 @@ class PolicyGradientRun(Run):
     reward_model_strips_think: bool = setting("it reads answers without <think>...</think>", False)
     llm_judge: dict[str, Any] | None = setting("who grades: of llm_judge", block=LLM_JUDGE)
     reward_timeout: float = setting("seconds for one call; 0: no limit", 300.0, range="0 or more")
+    reward_quantization: Quantization | None = setting("the reward model in 8 or 4 bits")
+    reference_quantization: Quantization | None = setting("the reference in 8 or 4 bits")
     samples: Samples = setting("panels of answers", factory=Samples)
 
 
