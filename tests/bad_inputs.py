@@ -408,7 +408,7 @@ KEYS = [
     changed("lora_r", 8),
     changed("use_dora", True, word="use_peft"),
     changed("load_in_4bit", True, changes={"load_in_8bit": True, **WITH_LORA}, word="8 bit"),
-    changed("load_in_4bit", True, word="load_in_8bit or load_in_4bit"),
+    changed("load_in_4bit", True, word="add use_peft"),
     changed("load_in_8bit", True, word="load_in_8bit"),
     changed("bnb_4bit_quant_type", "nf5", changes={"load_in_4bit": True, **WITH_LORA}),
     # trackers and the hub

@@ -467,6 +467,9 @@ def test_summary(finished, name):
         folder = finished("reward").folder / "model"
         origin = {"role": "reward_model", "path": str(folder), "sha256": _weights_sha256(folder)}
         made_from.append(origin)
+    if teacher := run.options.get("teacher_models"):
+        sha256 = _weights_sha256(Path(teacher))
+        made_from.append({"role": "teacher_models", "path": teacher, "sha256": sha256})
     examples = steps * len(run.trainer.train_dataset)
     if name in POLICIES:
         generations = math.ceil(steps / int(run.options.get("num_iterations", 1)))

@@ -181,7 +181,7 @@ def test_a_reference_that_nothing_could_quantize_is_refused(changes, reason):
 
 def test_a_quantized_reward_needs_a_reward_model():
     fields = {"reward_model": None, "reward_aggregate": None, "reward_model_strips_think": False}
-    own = SimpleNamespace(**fields, reward_quantization="int8")
+    own = SimpleNamespace(**fields, llm_judge=None, reward_quantization="int8")
     with pytest.raises(InputError, match="reward_quantization is int8, but there is no reward_mo"):
         check_reward_model(own)
 

@@ -83,6 +83,8 @@ def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if limit is None:
         return
+    if not len(rows):
+        return
     # a chat template writes special tokens itself; to texts, `generate` adds them
     added = 0 if _conversational(rows) else tokenizer.num_special_tokens_to_add()
     room = limit - args.max_completion_length - added  # tokens that a prompt may have
