@@ -90,6 +90,7 @@ def test_an_old_python_makes_no_environment(setup, tmp_path):
     assert not (tmp_path / ".venv").exists()
 
 
+@pytest.mark.promise
 def test_killed_runs_end_as_if_they_had_never_been_stopped():
     done = subprocess.run(
         [sys.executable, "scripts/kill_test.py", "--short"],

@@ -14,7 +14,7 @@ ACCELERATE = "zero3"  # the script takes itself to the other stages
 # KTO's reference point is a mean over the completions of all devices, of which there is one here
 APART = {"kto": 1e-2}
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.promise]
 
 
 def change(found):
