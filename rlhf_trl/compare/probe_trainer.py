@@ -71,7 +71,7 @@ class Trained:
         formulation_name = self.fields.pop("formulation", "chapter")
         self.row = formulation(name, formulation_name)
         # the trainer needs some fields to run on the batches, unless the user has them
-        self.fields = rows.own_fields(self.row) | self.fields
+        self.fields = rows.fields_for_batches(self.row) | self.fields
         self.trainer_arguments = pairs.arguments(name, formulation_name)
 
     @property

@@ -38,23 +38,26 @@ class Row:
         return self.subject or self.left.algorithm
 
 
-_ONLINE = ("epsilon", "epsilon_high", "sapo_temperature_pos", "sapo_temperature_neg")
-"""Parameters of a policy-gradient row that are fields of GRPOConfig; batches have the `beta`."""
+_GRPO_FIELDS = ("epsilon", "epsilon_high", "sapo_temperature_pos", "sapo_temperature_neg")
+"""Parameters of policy-gradient rows that are fields of GRPOConfig, but for the batch's `beta`."""
 
 
 def stock(algorithm: str, formulation_name: str = "trl", **changes: Any) -> Stock:
-    """Return the stock side with the table's settings for a formulation, else the chapter's.
+    """Return TRL's trainer, with the settings that the table has for a formulation, as a side.
 
-    `changes` are fields that are to have other values.
+    Args:
+        algorithm: a row of the table.
+        formulation_name: whose settings; the chapter's where the row has no such formulation.
+        changes: fields that get other values than the table's.
     """
     forms = ALGORITHMS[algorithm].formulations
     row = forms.get(formulation_name, forms["chapter"])
-    online = row.trainer == "GRPOTrainer"
+    is_grpo = row.trainer == "GRPOTrainer"
     # no KL, whatever TRL's default is, unless the batch brings a beta
-    fields: dict[str, Any] = {"beta": 0.0} if online else {}
+    fields: dict[str, Any] = {"beta": 0.0} if is_grpo else {}
     for name, value in row.reads.items():
-        # TRL's CPOTrainer has another field for SimPO's margin, which the row fixes
-        is_field = name in _ONLINE if online else name != "gamma_beta_ratio"
+        # TRL's CPOTrainer has another field for SimPO's margin: `row.fixed` below has its value
+        is_field = name in _GRPO_FIELDS if is_grpo else name != "gamma_beta_ratio"
         if is_field and value is not None:
             fields[name] = value + row.trl_offset.get(name, 0)  # TRL may mean another number
     fields |= row.fixed({}) | changes
@@ -87,9 +90,17 @@ _RLOO_WEIGHTS = [weight * GROUP / (GROUP - 1) for weight in WEIGHTS]
 
 
 def _code(name: str, *steps: Identity, why: str = "", with_kl: str = "", **params: Any) -> Row:
-    """Return the row of an algorithm's two forms in the book; without steps they are equal."""
-    sides = Book(name, "chapter", params), Book(name, "code", params)
-    return Row(*sides, steps, why, with_kl=with_kl)
+    """Return the row that holds an algorithm's chapter against the book's code.
+
+    `steps` are the identities between the two, none if they are equal; `why` is the explanation.
+    """
+    return Row(
+        left=Book(name, "chapter", params),
+        right=Book(name, "code", params),
+        identities=steps,
+        explanation=why,
+        with_kl=with_kl,
+    )
 
 
 def _trl(
@@ -102,17 +113,18 @@ def _trl(
     batches: tuple[str, ...] = (),
     **changes: Any,
 ) -> Row:
-    """Return the row of a formulation and of stock TRL with its settings, `changes` among them.
+    """Return the row that holds a formulation against stock TRL.
 
-    `steps` are the identities, `why` the explanation; the other fields are those of `Row`.
+    TRL has the settings that the table names for the algorithm, and then the `changes`. `steps` are
+    the identities, `why` is the explanation; the other arguments are fields of `Row`.
     """
     return Row(
-        Book(name, formulation_name),
-        stock(name, **changes),
-        steps,
-        why,
-        settings,
-        batches,
+        left=Book(name, formulation_name),
+        right=stock(name, **changes),
+        identities=steps,
+        explanation=why,
+        settings=settings,
+        batches=batches,
         variant=variant,
     )
 
@@ -138,9 +150,12 @@ def _equal_rewards(right: Book | Stock, settings: str) -> Row:
 
 
 def _sampled(mode: str, ours: bool = False) -> Row:
-    """Return the row about TRL's correction for tokens that vLLM sampled, in one of _MODES.
+    """Return the row about TRL's correction for tokens that vLLM sampled.
 
-    `ours`: against BookGRPOTrainer, which keeps the correction, in place of the stock trainer.
+    Args:
+        mode: of the correction, one of _MODES.
+        ours: whether the right side is BookGRPOTrainer, which keeps the correction, and not TRL's
+            GRPOTrainer.
     """
     low, high = 0.8, 1.2  # many ratios of tokens lie outside, on either side
     fields = {
@@ -364,7 +379,15 @@ def _kl_row(
     formulation_name: str = "chapter",
     **says: str,
 ) -> Row:
-    """Return the row of an estimator, with which a variant begins, and of TRL's k3."""
+    """Return the row that holds an estimator of the KL against TRL's k3.
+
+    Args:
+        variant: the row's variant, whose first two letters name the estimator: "k1", "k2" or "k3".
+        steps: the identities between the two.
+        corrected: whether TRL multiplies its k3 by the ratio.
+        formulation_name: whose estimator it is, the chapter's or the code's.
+        says: explanation and settings, fields of `Row`.
+    """
     left = Book("grpo", formulation_name, {"beta": 0.1, "kl_estimator": variant[:2]})
     right = stock("grpo", beta=0.1, use_bias_correction_kl=corrected)
     return Row(left, right, steps, batches=_DRIFTS, variant=variant, subject="kl", **says)
@@ -548,34 +571,43 @@ def same_code(row: Algorithm) -> bool:
     return isinstance(code, Formulation) and replace(code, differs=chapter.differs) == chapter
 
 
-def own_fields(row: Formulation) -> dict[str, Any]:
-    """Return what our trainer of a formulation needs on the batches."""
-    ours = {"correctness_reward": "right", "format_reward": "has_format"}
-    ours |= {"demonstration": "first", "teacher_models": [EMBEDDED]}
-    # no completion of the batches comes near the penalty, and no group is sampled again
-    ours |= {"soft_punish_cache": 1, "dynamic_sampling_rounds": 0}
-    fields = {name: value for name, value in ours.items() if name in row.trainer_reads}
-    if "soft_punish_cache" in fields:
-        fields["max_completion_length"] = 80
-    if "vf_coef" in row.reads:
-        fields |= _PPO
-    return fields
+def fields_for_batches(row: Formulation) -> dict[str, Any]:
+    """Return the config fields that our trainer of a formulation needs on the fixed batches."""
+    of_any_row = {
+        # functions of `policy`
+        "correctness_reward": "right",
+        "format_reward": "has_format",
+        "demonstration": "first",
+        "teacher_models": [EMBEDDED],
+        # no completion of the batches comes near the penalty, and no group is sampled again
+        "soft_punish_cache": 1,
+        "dynamic_sampling_rounds": 0,
+    }
+    needed = {name: value for name, value in of_any_row.items() if name in row.trainer_reads}
+    if "soft_punish_cache" in needed:
+        needed["max_completion_length"] = 80
+    if "vf_coef" in row.reads:  # of PPO, whose batches have the same values on both sides
+        needed |= _PPO
+    return needed
 
 
 def _own(name: str, formulation_name: str, row: Formulation) -> Row:
     """Return the row of a formulation and of our trainer for it, which should be equal."""
     trainer = pairs.own_trainer(name)
     right = Stock(
-        own_fields(row), trainer, trainer, trainer_arguments=pairs.arguments(name, formulation_name)
+        fields_for_batches(row),
+        label=trainer,
+        trainer=trainer,
+        trainer_arguments=pairs.arguments(name, formulation_name),
     )
     left = Book(name, formulation_name, _PPO if name == "ppo" else {})
     return Row(left, right, batches=_own_batches(name, formulation_name, row))
 
 
 def _own_batches(name: str, formulation_name: str, row: Formulation) -> tuple[str, ...]:
-    """Return the batches on which a formulation is held against our trainer.
+    """Return the names of the batches on which a formulation is held against our trainer.
 
-    They are a few of those that its kind of data has.
+    To save time, they are only a few of those that fit its kind of data.
     """
     if (name, formulation_name) == ("ppo", "code"):
         return ("beta",)  # it differs from the chapter in the KL alone, and only this batch has one
@@ -583,14 +615,15 @@ def _own_batches(name: str, formulation_name: str, row: Formulation) -> tuple[st
         batches = ["extreme", "tools"]
         if "beta" in row.reads:
             batches.append("beta")
-        # Where a generation feeds several windows, TRL divides by the tokens of an average one, and
-        # REINFORCE's baseline is a mean over more than a window.
+        # In the batch `steps_per_generation` one generation feeds two windows. There formulation
+        # trl divides by the tokens of an average window, and REINFORCE's baseline is the mean
+        # reward of both windows, but the book's side sees one window only.
         if formulation_name != "trl" and name != "reinforce":
             batches.append("steps_per_generation")
         return tuple(batches)
     if name in pairs.MADE or row.family == "distillation":
         return ("accumulation",)
-    # one row of each trainer shows how it cuts examples, which is the same for all its rows
+    # how a trainer cuts long examples is the same for all its rows, so one row of each shows it
     if formulation_name == "chapter" and name in ("dpo", "kto", "orpo", "reward"):
         return ("heavy", "accumulation", "over_long")
     return ("heavy", "accumulation")
