@@ -8,7 +8,6 @@ advantages, shuffling, splitting, loss, accumulation.
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +19,8 @@ from torch.nn import Module
 from rlhf_trl.algorithms import Formulation, formulation
 from rlhf_trl.errors import InputError
 
-Batch = dict[str, Any]
+Batch = dict[str, Any]  # what a loss gets: tensors by name
+# token ids of an answer, from the prompt's ids, the index in the group and the number of the call
 Completion = Callable[[tuple[int, ...], int, int], list[int]]
 
 
@@ -80,27 +80,29 @@ def fix_completions(
         completion: returns the token ids of one completion. The index counts within the group over
             all processes, so that any number of processes trains on the same completions; `call`
             counts the generations from 0.
-        tools: every third token is said to come from a tool.
-        sampler: a sampler with log-probabilities of its own is said to have drawn them, as vLLM.
-        gaps: that sampler knows no log-probability of every seventh token.
+        tools: let every third token pass for the answer of a tool.
+        sampler: let another sampler, such as vLLM, pass for the one that drew the tokens; it
+            reports log-probabilities of its own. Only GRPOTrainer reads them.
+        gaps: let that sampler report no log-probability of every seventh token.
     """
-    base_names = {base.__name__ for base in type(trainer).__mro__}
-    is_grpo = "GRPOTrainer" in base_names  # which returns log-probabilities, too
-    returns_ids_only = not is_grpo and bool(base_names & {"RLOOTrainer", *DISTILLING})
-    generate = _answering(trainer, completion, returns_ids_only, sampler, gaps)
+    # of these trainers only GRPOTrainer's method returns log-probabilities beside the token ids
+    is_grpo = "GRPOTrainer" in {base.__name__ for base in type(trainer).__mro__}
+    generate = _answering(
+        trainer, completion, returns_ids_only=not is_grpo, sampler=sampler, gaps=gaps
+    )
     trainer._generate_single_turn = generate
     if hasattr(trainer, "_generate_transformers"):
-        # An SDPOTrainer, which calls this one instead. It returns prompts and completions, and no
-        # mask, so `tools` does nothing here.
-        trainer._generate_transformers = lambda ids: (
-            ids,
-            generate(ids, images=None, multimodal_fields={}),
+        # An SDPOTrainer calls this method instead. It returns prompts and completions, and no mask
+        # in which a tool's tokens could be marked.
+        trainer._generate_transformers = lambda prompt_ids: (
+            prompt_ids,
+            generate(prompt_ids, images=None, multimodal_fields={}),
         )
-    elif tools and returns_ids_only:
-        _mark_tools_of_generate(trainer)
-    elif tools:
+    elif tools and is_grpo:
         _mark_tools_by_rollout(trainer, generate)
-    if sampler and not returns_ids_only:
+    elif tools:
+        _mark_tools_of_generate(trainer)
+    if sampler and is_grpo:
         trainer.use_vllm = True  # otherwise TRL does not read the sampler's log-probabilities
 
 
@@ -109,26 +111,29 @@ def _answering(
 ) -> Callable[..., Any]:
     """Return what stands in for a trainer's `_generate_single_turn`; see `fix_completions`.
 
-    It returns the token ids of the completions; unless `returns_ids_only`, also None or, with a
-    `sampler`, the log-probabilities that this reports.
+    Where `returns_ids_only`, that function returns the token ids of the completions. Otherwise it
+    returns a pair: the token ids, and the log-probabilities that the `sampler` reports, or None
+    without another sampler.
     """
     calls = 0
     original = getattr(trainer, "_generate_single_turn", None)
 
     def generate(prompt_ids, images, multimodal_fields, num_generations=None, **kwargs):
-        """Answer `prompt_ids`, which have the prompt of each completion that is wanted."""
+        """Answer `prompt_ids`, in which each prompt stands once for each of its completions."""
         nonlocal calls
-        # Our trainers' dynamic sampling first generates more than it needs, and then calls this
-        # once more for the answers that it has kept: those must come back, not new ones.
+        # Our trainers' dynamic sampling first generates more answers than it needs. Then it calls
+        # this method once more, for the answers that it has kept: these must come back, not new
+        # ones, and the trainer's own method returns them.
         if getattr(trainer, "_kept", None) is not None:
             return original(prompt_ids, images, multimodal_fields, num_generations)
-        first = len(prompt_ids) * trainer.accelerator.process_index  # of this process's prompts
+        # the place of this process's first prompt among those of all processes
+        first = len(prompt_ids) * trainer.accelerator.process_index
         call = calls
         calls += 1
         # without groups, as in DistillationTrainer, the index counts all completions of the call
         group = num_generations or getattr(trainer, "num_generations", len(prompt_ids))
         completion_ids = [
-            completion(tuple(prompt), (first + place) % group, call)
+            completion(tuple(prompt), (first + place) % group, call)  # % group: index in the group
             for place, prompt in enumerate(prompt_ids)
         ]
         if returns_ids_only:
@@ -142,7 +147,7 @@ def _answering(
 
 
 def _tool_masks(completion_ids: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Mark the model's own tokens by 1, every third one, said to be a tool's, by 0."""
+    """Return masks of completions: 0 on every third token, as if a tool's, 1 on the model's own."""
     return [[int(place % 3 != 2) for place in range(len(ids))] for ids in completion_ids]
 
 
@@ -191,8 +196,9 @@ def check_generation(trainer: Any) -> None:
     """Refuse a trainer of TRL's that alters prompts, sampling or completions around `generate`.
 
     `fix_completions` replaces the trainer's whole generation, so a fault in it would go unseen.
-    Here only the model's `generate` is replaced: what the trainer passes to it is held against its
-    config, what it returns against the answers, cut off behind their first end token.
+    Here only the model's `generate` is replaced, by one that gives fixed answers. What the trainer
+    passes to `generate` must be what its config says, and the completions that it makes must be the
+    fixed answers, each cut off behind its first end token.
 
     Raises:
         InputError: naming everything that differs.
@@ -200,17 +206,20 @@ def check_generation(trainer: Any) -> None:
     tokenizer = trainer.processing_class
     end = tokenizer.eos_token_id
     padding = tokenizer.pad_token_id
-    has_second_end = hasattr(trainer, "eos_token_ids")  # other releases of TRL know one end only
-    stop = 20 if has_second_end else end  # an end token beside the tokenizer's
+    # TRL 1.16 may know other end tokens beside the tokenizer's, some releases know that one only
+    has_second_end = hasattr(trainer, "eos_token_ids")
+    second_end = 20 if has_second_end else end
     prompts = [[1, 7, 8], [1, 9], [1]]
-    answers = [
-        [10, 11, stop, padding, 12, end],
-        [padding, 12, 13, 14, 15, 16],  # has no end token
-        [end, 17, stop, 18, 19, 20],
+    # a padding token ends no completion: it is a token like any other in what a model writes
+    answers_and_completions = [
+        ([10, 11, second_end, padding, 12, end], [10, 11, second_end]),
+        ([padding, 12, 13, 14, 15, 16], [padding, 12, 13, 14, 15, 16]),  # has no end token
+        ([end, 17, second_end, 18, 19, 20], [end]),
     ]
-    expected = [answers[0][:3], answers[1], answers[2][:1]]
+    answers = [answer for answer, _ in answers_and_completions]
+    expected = [completion for _, completion in answers_and_completions]
     # `create`: a trainer of another release has no such attribute to replace
-    with patch.object(trainer, "eos_token_ids", [end, stop], create=True):
+    with patch.object(trainer, "eos_token_ids", [end, second_end], create=True):
         completions, received = _generated(trainer, prompts, answers)
     faults = _wrong_sampling(trainer, received["generation_config"], has_second_end)
     mask = received["attention_mask"].bool()
@@ -229,17 +238,18 @@ def check_generation(trainer: Any) -> None:
 
 
 def _is_grpo(trainer: Any) -> bool:
-    """Return whether it is a GRPOTrainer, or an SDPOTrainer, which has this attribute, too."""
+    """Return whether a trainer is a GRPOTrainer, or an SDPOTrainer, which has its attributes."""
     return hasattr(trainer, "importance_sampling_level")
 
 
 def _generated(
     trainer: Any, prompts: list[list[int]], answers: list[list[int]]
 ) -> tuple[list[list[int]], dict[str, Any]]:
-    """Let a trainer generate, its model giving fixed answers.
+    """Let a trainer generate while its model gives fixed answers.
 
     Returns:
-        The completions that the trainer makes of the answers, and what it passed to `generate`.
+        The token ids of the completions that the trainer makes of the answers, and the keyword
+        arguments that it passed to the model's `generate`.
     """
     received: dict[str, Any] = {}
 
@@ -251,9 +261,10 @@ def _generated(
         if hasattr(trainer, "_generate_transformers"):
             # an SDPOTrainer, which returns prompts, then completions
             return trainer._generate_transformers(prompts)[-1], received
-        num_generations = (1,) if _is_grpo(trainer) else ()  # the others do not take this argument
-        # behind the prompts: no images, and no further inputs that come with images
-        completions = trainer._generate_single_turn(prompts, None, {}, *num_generations)
+        arguments = [prompts, None, {}]  # no images, and no further inputs that come with images
+        if _is_grpo(trainer):  # only this one takes the number of completions per prompt
+            arguments.append(1)
+        completions = trainer._generate_single_turn(*arguments)
     if isinstance(completions, tuple):  # completions, then log-probabilities
         completions = completions[0]
     return completions, received
@@ -273,25 +284,27 @@ def _wrong_sampling(trainer: Any, config: Any, has_second_end: bool) -> list[str
 def _masks_tools(trainer: Any) -> bool:
     """Return whether the loop of tool calls masks a tool's answer by 0, and goes on behind it.
 
-    The model writes 10 11 and calls a tool. Its answer is the text "42", which is encoded as 1 4 2:
-    the number of messages, then the digits. Then the model writes 50 up to the limit.
+    The model writes 10 11 and calls a tool. The tool's answer is the text "42", which is encoded as
+    1 4 2: the number of messages, then the digits. Then the model writes 50 up to the limit.
     """
+    limit = trainer.args.max_completion_length
+    expected_ids = [10, 11, 1, 4, 2, *[50] * limit][:limit]
+    expected_mask = [1, 1, 0, 0, 0, *[1] * limit][:limit]
     call = {"type": "function", "function": {"name": "look", "arguments": {}}}
     message = {"role": "assistant", "content": "", "tool_calls": [call]}
-    limit = trainer.args.max_completion_length
 
     def encode_answer(messages: list[dict[str, Any]]) -> list[int]:
         return [len(messages), *map(int, messages[-1]["content"])]
 
     # all that the loop takes from the trainer: tools, the encoding of an answer, the model
-    replaced = {
+    stand_ins = {
         "_sync_tool_dicts": [{"look": lambda: "42"}],
         "_async_tool_dicts": [{}],
         "tools": None,
         "_get_tool_suffix_ids": encode_answer,
         "_generate_single_turn": lambda *_, **__: ([[50] * limit], None),
     }
-    # the loop looks for a further call in what the model writes then: there is none
+    # the loop looks for a further call in what the model writes at the end: there is none
     module = sys.modules[type(trainer)._tool_call_loop.__module__]
     no_further_call = patch.object(module, "parse_response", lambda *_, **__: {}, create=True)
     prompts = [[]]
@@ -301,27 +314,27 @@ def _masks_tools(trainer: Any) -> bool:
     logps = images = None
     fields = {}  # further inputs of a model that come with images
     arguments = (prompts, prompt_ids, completion_ids, completions, logps, images, fields)
-    with (
-        no_further_call,
-        patch.multiple(trainer, create=True, **replaced),  # some it makes only when it generates
-        suppress(TypeError),  # a release whose loop takes other arguments is not judged
-    ):
-        mask, _, ids, *_ = trainer._tool_call_loop(*arguments)
-        expected_ids = [10, 11, 1, 4, 2, *[50] * limit][:limit]
-        expected_mask = [1, 1, 0, 0, 0, *[1] * limit][:limit]
-        return ids[0] == expected_ids and mask[0] == expected_mask
-    return True  # after a TypeError
+    # `create`: the trainer sets some of these attributes only when it generates
+    with no_further_call, patch.multiple(trainer, create=True, **stand_ins):
+        try:
+            mask, _, ids, *_ = trainer._tool_call_loop(*arguments)
+        except TypeError:  # a release whose loop takes other arguments is not judged
+            return True
+    return ids[0] == expected_ids and mask[0] == expected_mask
 
 
 DISTILLING = ("DistillationTrainer", "SDPOTrainer")
-"""Trainers of TRL's that learn from a teacher what they write."""
+"""Trainers of TRL's in which a student learns from a teacher, on texts that the student writes."""
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """The fields of a config that say how completions are sampled."""
 
 
 def sampler_logps(ids: Sequence[int]) -> list[float]:
-    """Return the log-probabilities of another sampler: a wave around those of 120 equal tokens."""
+    """Return made-up log-probabilities, as another sampler would report them: a wave around -4.8.
+
+    -4.8 is the log-probability of a token where all 120 are equally likely.
+    """
     return [-4.8 + 0.5 * math.sin(token + place) for place, token in enumerate(ids)]
 
 
@@ -337,16 +350,16 @@ def batches(trainer: Any) -> Iterator[Any]:
 
 
 def accumulate(trainer: Any, source: Iterator[Any], count: int = 0) -> tuple[Measured, list[Batch]]:
-    """Run the trainer's own loop over one accumulation window, without an optimizer step.
+    """Run the trainer's own `training_step` over one accumulation window, without an optimizer.
 
-    What transformers' loop does around `training_step` is done here: it sets the number of
-    micro-batches, by which the step divides its loss.
+    What the training loop of transformers does around `training_step` is done here: it fetches the
+    window, and tells the trainer the number of micro-batches, by which the step divides its loss.
 
     Args:
         trainer: a trainer of TRL's on one process.
         source: what `batches` returned; one window is taken from it.
-        count: micro-batches of the window, where an epoch ends before it is full; 0: as many as the
-            trainer's config says.
+        count: micro-batches of the window, where an epoch ends before the window is full; 0: as
+            many as the trainer's config says.
 
     Returns:
         Loss and gradient, and the micro-batches as the loss saw them.
@@ -375,7 +388,14 @@ def accumulate(trainer: Any, source: Iterator[Any], count: int = 0) -> tuple[Mea
 
 
 def check_same(trainer: Any, seen: Sequence[Batch], fixed: Sequence[Batch], key: str) -> None:
-    """Refuse a trainer whose loss saw another tensor `key` in a micro-batch than the fixed one."""
+    """Refuse a trainer whose loss saw other token ids than those of the fixed micro-batches.
+
+    Args:
+        trainer: the trainer, for the sentence of the error.
+        seen: the micro-batches as its loss saw them.
+        fixed: the micro-batches as they should be.
+        key: the name of the tensor that must be the same, such as "completion_ids".
+    """
     is_same = len(seen) == len(fixed) and all(
         key in batch and torch.equal(batch[key], fixed_batch[key])
         for batch, fixed_batch in zip(seen, fixed, strict=True)
@@ -389,7 +409,7 @@ def check_same(trainer: Any, seen: Sequence[Batch], fixed: Sequence[Batch], key:
 
 
 def flat_gradient(model: Module) -> Tensor:
-    """Return the gradients of all parameters, by sorted name; 0 where there is none."""
+    """Return the gradients of all parameters, (N,), by sorted name; 0 where there is none."""
     parts = [
         (torch.zeros_like(p) if p.grad is None else p.grad).flatten()
         for _, p in sorted(model.named_parameters())
