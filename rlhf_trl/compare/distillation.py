@@ -60,7 +60,7 @@ class DistillationView:
         """Return the log-probabilities of the completion tokens, (B, T)."""
         return logits.log_softmax(-1).gather(-1, self.ids.unsqueeze(-1)).squeeze(-1)
 
-    def norm(self, kind: str) -> Tensor:
+    def token_weight(self, aggregation: str) -> Tensor:
         """Return the weight 1 / (B n) that an aggregation gives to a token, (B, 1, 1)."""
         lengths = self.mask.sum(1)
         ones = torch.ones_like(lengths)
@@ -70,7 +70,7 @@ class DistillationView:
             "per_prompt": lengths.view(-1, self.group).mean(1).repeat_interleave(self.group),
             "token_mean": ones * lengths.mean(),
         }
-        return 1 / (len(lengths) * counts[kind].view(-1, 1, 1))
+        return 1 / (len(lengths) * counts[aggregation].view(-1, 1, 1))
 
     def slope(self, top_k: int | None) -> Tensor:
         """Return the derivative of each token's divergence in the student's logits, (B, T, V)."""

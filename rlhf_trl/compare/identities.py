@@ -66,7 +66,7 @@ def normalizer(left: str, right: str) -> Identity:
     """Exchange the aggregation; L_i is the length of completion i, B the number of completions."""
 
     def apply(terms: Terms) -> None:
-        factor = terms.view.norm(right) / terms.view.norm(left)
+        factor = terms.view.token_weight(right) / terms.view.token_weight(left)
         terms.surrogate, terms.kl = terms.surrogate * factor, terms.kl * factor
         terms.norm = terms.norm * factor
 

@@ -267,7 +267,7 @@ def _changed_distillation(side: Book, window: DistillationWindow, steps: list[Id
     """Return the gradient after identities; a divergence is all surrogate, without a KL term."""
     view = window.view
     _, weights = view.book(side)
-    norm = view.norm(side.row.aggregation)
+    norm = view.token_weight(side.row.aggregation)
     terms = Terms(view, surrogate=weights, kl=0 * weights, norm=norm, beta=0.0)
     _apply(steps, terms)
     return view.gradient(terms.surrogate)
@@ -292,7 +292,7 @@ def _apart(side: Book, view: View, arguments: dict[str, Any], weights: Tensor) -
     row = side.row
     beta = arguments.get("beta", 0.0) if "ref_logps" in arguments else 0.0
     micro = row.aggregation == "token_mean" and row.window == "micro_batch"
-    norm = view.norm("token_mean_micro_batch" if micro else row.aggregation)
+    norm = view.token_weight("token_mean_micro_batch" if micro else row.aggregation)
     kl = torch.zeros_like(weights)
     if beta and row.kl == "loss":
         logps = view.logps.clone().requires_grad_()

@@ -278,7 +278,7 @@ def take(model: Module, weights: Mapping[str, Tensor]) -> None:
     model.load_state_dict(weights, strict=whole)
 
 
-def begun() -> Any:
+def tokenizer_with_bos() -> Any:
     """Return the tokenizer, which here puts its first token (BOS) before each text, as many do."""
     tokenizer = build_tokenizer()
     first = (tokenizer.bos_token, tokenizer.bos_token_id)

@@ -479,7 +479,7 @@ def _window_arguments(
         arguments |= models.adapter()
     # a tokenizer that puts BOS before a text; not for chats, whose template does so
     if {"ended", "implicit"}.intersection(columns):
-        arguments["processing_class"] = models.begun()
+        arguments["processing_class"] = models.tokenizer_with_bos()
     if (kind in MADE or kind in DOUBLE) and "model" not in arguments:
         # These need no reference. The other trainers get the model that `make_trainer` loads from a
         # folder, so that TRL finds the reference there.
@@ -534,7 +534,7 @@ class PairWindow:
             return _by_hand(self._trainer_name, batch)[1]
         trainer = build_trainer(*self._classes, {}, batch, self._columns)
         trainer.model.load_state_dict(self.current)
-        _, micro = measure.accumulate(trainer, measure.batches(trainer), batch.short)
+        _, micro = measure.accumulate(trainer, measure.batches(trainer), batch.cut_window_to)
         if not batch.fields and not set(_WRITTEN).intersection(self._columns):
             examples = _fixed_examples(self.kind, batch, self._columns)
             _check_collation(self._trainer_name, micro, examples, batch.max_length)
@@ -547,7 +547,9 @@ class PairWindow:
             trainer.model.double()
         if getattr(trainer.args, "sync_ref_model", False):
             trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
-        measured, micro = measure.accumulate(trainer, measure.batches(trainer), self.batch.short)
+        measured, micro = measure.accumulate(
+            trainer, measure.batches(trainer), self.batch.cut_window_to
+        )
         if "prepared" in vars(self):  # for the other side of a comparison
             keys = {"input_ids", "chosen_input_ids"} | ({"labels"} if self.made else set())
             for key in sorted(keys & micro[0].keys()):

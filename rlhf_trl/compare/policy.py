@@ -23,12 +23,12 @@ from rlhf_trl.compare.measure import Book, Measured
 from rlhf_trl.compare.models import (
     Gradients,
     adapter,
-    begun,
     drawn,
     drifted,
     make_trainer,
     take,
     token_logps,
+    tokenizer_with_bos,
     untrained,
     untrained_scorer,
     untrained_token_scorer,
@@ -38,11 +38,14 @@ from rlhf_trl.losses import policy_gradient_loss
 from rlhf_trl.tiny.model import END, PAD
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
-LIMIT, GROUP, ROWS, LENGTH = 12, 4, 8, 8
-"""Tokens at most, completions per prompt, completions per micro-batch, tokens of equal lengths."""
-
-WEIGHTS = (1.0, 0.5)
-CRITIC = "value_model."  # what the names of a value model's weights begin with
+LIMIT = 12  # tokens of a completion at most
+LENGTH = 8  # tokens of each completion where all have equal lengths
+GROUP = 4  # completions per prompt
+ROWS = 8  # completions per micro-batch
+WEIGHTS = (1.0, 0.5)  # of the two rewards
+CRITIC = (
+    "value_model"  # PPO's value model: the policy's attribute, and how its weights' names begin
+)
 WORDS = ("sun", "tree", "river", "stone", "cloud", "light", "green", "house", "mouse", "bread")
 
 
@@ -55,10 +58,12 @@ class PolicyBatch:
     # how far the policy has moved since it generated, in standard deviations of its weights
     drift: float = 0.0
     pushed: bool = False  # it moved until every token with an advantage is outside the clip range
-    ragged: bool = False  # of different lengths, some cut off; otherwise all have LENGTH tokens
+    # completions of different lengths, some cut off at the limit; otherwise all have LENGTH tokens
+    ragged: bool = False
     accumulation: int = 1  # micro-batches of the window
     per_generation: int = 1  # micro-batches that one generation feeds
-    iterations: int = 2  # how often; the second window is measured unless there is one only
+    # how often a generation is used; of several windows that it feeds, the second one is measured
+    iterations: int = 2
     beta: float = 0.0  # weight of the KL, for rows that read one
     temperature: float = 1.0  # TRL's
     reward_scale: float = 1.0  # multiplies all rewards
@@ -70,10 +75,16 @@ class PolicyBatch:
     tools: bool = False  # every third token came from a tool
     sampler: bool = False  # another sampler, with log-probabilities of its own, drew the tokens
     max_length: int | None = None  # of prompt and completion, where examples are given
-    # "partly": beyond 0 and 1, and None for many; "model": a reward model's, too, all weighed 1
-    rewards: str = ""
-    short: int = 0  # micro-batches of the measured window, where an epoch ends before it is full
-    fields: tuple[tuple[str, Any], ...] = ()  # of the config
+    # Many rewards are None, and so are many log-probabilities of the sampler; others lie beyond 0
+    # and 1. There is padding among the tokens of completions, and prompts are plain texts.
+    gaps: bool = False
+    # A reward model scores beside the two functions. Weights and steps of a generation are left to
+    # TRL's defaults, and an evaluation runs before the window. Distillation, which reads no
+    # rewards, has a tool's tokens in this batch.
+    reward_model: bool = False
+    # micro-batches of the measured window, where an epoch ends before it is full; 0: it is full
+    cut_window_to: int = 0
+    fields: tuple[tuple[str, Any], ...] = ()  # further ones of the config, by name
 
     @property
     def windows(self) -> int:
@@ -83,13 +94,14 @@ class PolicyBatch:
     @property
     def schedule(self) -> dict[str, Any]:
         """The fields of a TRL config that make this window."""
-        unsaid = self.rewards == "model"
+        weights = [weight * self.reward_scale for weight in self.weights]
+        leaves_defaults = self.reward_model
         return {
             "gradient_accumulation_steps": self.accumulation,
-            "steps_per_generation": None if unsaid else self.per_generation,
+            "steps_per_generation": None if leaves_defaults else self.per_generation,
             "num_iterations": self.iterations,
             "temperature": self.temperature,
-            "reward_weights": None if unsaid else [w * self.reward_scale for w in self.weights],
+            "reward_weights": None if leaves_defaults else weights,
         }
 
 
@@ -175,14 +187,14 @@ ACROSS = PolicyBatch(
 )
 """What only subjects are measured on: no row has a reason for what TRL does here."""
 
-_RARE = {"drift": 0.05, "ragged": True, "accumulation": 3, "per_generation": 3, "short": 2}
+_RARE = {"drift": 0.05, "ragged": True, "accumulation": 3, "per_generation": 3, "cut_window_to": 2}
 RARE = (
     PolicyBatch(
         "unscored",
         "rewards below 0, above 1 and None; padding among the tokens, which another sampler drew "
         "that cannot score them all; a short last window",
         **_RARE,
-        rewards="partly",
+        gaps=True,
         sampler=True,
     ),
     PolicyBatch(
@@ -190,7 +202,7 @@ RARE = (
         "a reward model beside two functions; weights and steps of a generation are not given; an "
         "evaluation before a short last window",
         **_RARE,
-        rewards="model",
+        reward_model=True,
     ),
     PolicyBatch(
         "cut",
@@ -223,17 +235,21 @@ RARE = (
 
 
 def completion(ragged: bool, limit: int = LIMIT, padding: bool = False) -> measure.Completion:
-    """Return random completions: of 1 token to `limit`, some cut off, or of LENGTH.
+    """Return a function that gives random completions, see `measure.fix_completions`.
 
-    With `padding` every fifth token is the one that pads, too.
+    Args:
+        ragged: whether they have 1 to `limit` tokens, some without an end; else they have LENGTH.
+        limit: tokens at most.
+        padding: whether every fifth token is the padding token.
     """
 
     def complete(prompt_ids: tuple[int, ...], index: int, call: int) -> list[int]:
         rng = drawn(prompt_ids, index, call)
-        wanted = rng.randint(1, limit + limit // 6) if ragged else LENGTH
-        ids = [rng.randrange(7, 113) for _ in range(min(wanted, limit))]
+        # some lengths lie above the limit: those completions are cut off
+        length = rng.randint(1, limit + limit // 6) if ragged else LENGTH
+        ids = [rng.randrange(7, 113) for _ in range(min(length, limit))]
         ids = [PAD if padding and place % 5 == 4 else token for place, token in enumerate(ids)]
-        return ids if wanted > limit else [*ids[:-1], END]
+        return ids if length > limit else [*ids[:-1], END]
 
     return complete
 
@@ -257,11 +273,19 @@ def has_format(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
 def _check_texts(
     completion_ids: list[list[int]], prompts: Any, completions: Any, text: list[str], **kwargs: Any
 ) -> None:
-    """Refuse a trainer whose reward functions see other texts or columns than those of the ids."""
+    """Refuse a trainer whose reward functions see other texts than those of the token ids.
+
+    Args:
+        completion_ids: the token ids that a reward function gets.
+        prompts: the prompts that it gets, as chats.
+        completions: the completions that it gets, as chats.
+        text: the column of the data that holds the text of each prompt.
+        kwargs: whatever else it gets.
+    """
     shown_completions = [messages[0]["content"] for messages in completions]
     shown_prompts = [messages[-1]["content"] for messages in prompts]
-    written = _tokenizer().batch_decode(completion_ids, skip_special_tokens=True)
-    if shown_completions != written or shown_prompts != text:
+    decoded = _tokenizer().batch_decode(completion_ids, skip_special_tokens=True)
+    if shown_completions != decoded or shown_prompts != text:
         raise InputError("reward functions see other texts than those of the token ids")
 
 
@@ -269,12 +293,12 @@ _tokenizer = cache(build_tokenizer)
 
 
 def partly(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
-    """Reward half of all completions."""
+    """Reward a random half of all completions; the others have no reward."""
     return [drawn("partly", *ids).choice([None, None, 0.3, 1.7]) for ids in completion_ids]
 
 
 def punished(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
-    """Reward or punish half of all completions."""
+    """Reward or punish a random half of all completions; the others have no reward."""
     return [drawn("punished", *ids).choice([None, None, -2.3, 0.6]) for ids in completion_ids]
 
 
@@ -286,8 +310,8 @@ def build_trainer(
     Args:
         trainer: the class.
         config: its config class.
-        fields: those of the config. They override those that make the window; the batch's own
-            `fields` override them.
+        fields: those of the config. They override the fields that make the window; the batch's own
+            `fields` override both.
         batch: the window.
         arguments: further ones of the trainer.
     """
@@ -300,20 +324,23 @@ def build_trainer(
         **dict(batch.fields),
     }
     # A user's trainer may change prompts, completions and what its reward functions see; TRL's and
-    # ours must not.
+    # ours must not. With the column `text` a reward function, `right`, checks what it sees.
     is_checked = trainer.__module__.partition(".")[0] in ("trl", "rlhf_trl")
+    examples = _examples(batch, with_text_column=is_checked)
     arguments |= _window_arguments(batch)
-    examples = _examples(batch, with_text=is_checked)
     built = make_trainer(trainer, config, window, examples, **arguments)
     if getattr(built, "drops_groups", False):
         # our trainer of DAPO's code drops groups without contrast, which the book's side keeps
         built.drops_groups = False
     if is_checked:
         measure.check_generation(built)
-    # "partly" is the batch `unscored`, whose sampler cannot score all tokens, and some are padding
-    has_gaps = batch.rewards == "partly"
-    answer = completion(batch.ragged, batch.limit, padding=has_gaps)
-    measure.fix_completions(built, answer, tools=batch.tools, sampler=batch.sampler, gaps=has_gaps)
+    measure.fix_completions(
+        built,
+        completion(batch.ragged, batch.limit, padding=batch.gaps),
+        tools=batch.tools,
+        sampler=batch.sampler,
+        gaps=batch.gaps,
+    )
     return built
 
 
@@ -323,33 +350,39 @@ def _window_arguments(batch: PolicyBatch) -> dict[str, Any]:
     arguments: dict[str, Any] = {"reward_funcs": rewards}
     if batch.name == "adapter":
         arguments |= adapter()
-    if batch.rewards == "partly":
-        arguments["processing_class"] = begun()
-    if batch.rewards == "model":
+    if batch.gaps:
+        arguments["processing_class"] = tokenizer_with_bos()
+    if batch.reward_model:
         rewards.append(untrained_scorer())
-        arguments["reward_processing_classes"] = [None, None, begun()]
+        # the two functions before the model have no tokenizer
+        arguments["reward_processing_classes"] = [None, None, tokenizer_with_bos()]
     return arguments
 
 
 def _reward_functions(batch: PolicyBatch) -> list[Any]:
     """Return the two reward functions of a window."""
-    if batch.rewards == "partly":
+    if batch.gaps:
         return [partly, punished]
     if batch.reward is not None:
         return [_equal_reward(batch.reward / sum(batch.weights))] * 2
     return [right, has_format]
 
 
-def _examples(batch: PolicyBatch, with_text: bool) -> list[dict[str, Any]]:
-    """Return the data of a window; `with_text`, a column that `right` holds against the prompts."""
+def _examples(batch: PolicyBatch, with_text_column: bool) -> list[dict[str, Any]]:
+    """Return the data of a window.
+
+    The column `text` holds each prompt as plain text. The reward function `right` holds it against
+    the prompts that it is given.
+    """
     texts = _prompts(batch)
-    if batch.rewards == "partly":
-        examples: list[dict[str, Any]] = [{"prompt": text} for text in texts]
-    else:
-        examples = [{"prompt": [{"role": "user", "content": text}]} for text in texts]
-        if with_text:
-            for example, text in zip(examples, texts, strict=True):
-                example["text"] = text
+    if batch.gaps:  # whose reward functions check nothing
+        return [{"prompt": text} for text in texts]
+    examples: list[dict[str, Any]] = []
+    for text in texts:
+        example: dict[str, Any] = {"prompt": [{"role": "user", "content": text}]}
+        if with_text_column:
+            example["text"] = text
+        examples.append(example)
     return examples
 
 
@@ -369,13 +402,20 @@ class PolicyWindow:
     """A window, prepared once: token ids, policies and the stock side's way of running it."""
 
     def __init__(self, batch: PolicyBatch, fields: Mapping[str, Any] | None = None) -> None:
-        """Move the policy; `fields` are those of the stock trainer that prepares the window."""
-        self.batch, self._fields = batch, fields or {}
-        self._views: dict[float, View] = {}
+        """Make the policies, by the names of their weights, each with the weights of a critic.
+
+        Args:
+            batch: the window.
+            fields: of the config of the stock GRPOTrainer that prepares the window.
+        """
+        self.batch = batch
+        self._fields = fields or {}
+        self._views: dict[float, View] = {}  # by temperature
         critic = untrained_token_scorer().state_dict()
-        critic = {CRITIC + name: tensor for name, tensor in critic.items()}
+        critic = {f"{CRITIC}.{name}": tensor for name, tensor in critic.items()}
+        # the policy that generates is not the reference, which is the untrained model itself
         self.generating = drifted(untrained().state_dict(), 0.05, seed=99) | critic
-        self.current = self.generating
+        self.current = self.generating  # the policy that is trained
         if batch.drift:
             self.current = drifted(self.generating, batch.drift, seed=1)
         if batch.pushed:  # last, as `_pushed` runs the window with the policies above, for its ids
@@ -383,7 +423,7 @@ class PolicyWindow:
 
     @cached_property
     def _prepared(self) -> tuple[list[measure.Batch], int]:
-        """The micro-batches of a stock GRPOTrainer, and the tokens of the whole generation."""
+        """The micro-batches of a stock GRPOTrainer, and the number of tokens of its generation."""
         from trl import GRPOConfig, GRPOTrainer
 
         trainer = build_trainer(GRPOTrainer, GRPOConfig, self._fields, self.batch)
@@ -400,8 +440,8 @@ class PolicyWindow:
         return {key: torch.cat([part[key] for part in micro]) for key in keys if key in micro[0]}
 
     @cached_property
-    def _scored(self) -> tuple[Tensor, Tensor]:
-        """(B,) the rewards `right` and `has_format`."""
+    def _two_rewards(self) -> tuple[Tensor, Tensor]:
+        """The rewards `right` and `has_format` of the completions, (B,) each."""
         pairs = zip(self.ids["completion_ids"], self.ids["completion_mask"], strict=True)
         completions = [ids[mask.bool()].tolist() for ids, mask in pairs]
         right_rewards = torch.tensor(right(completions)).double()
@@ -411,16 +451,18 @@ class PolicyWindow:
     def stock(self, trainer: Any) -> Measured:
         """Measure a trainer that `build_trainer` built for this window."""
         measured, micro = self.run(trainer)
-        if "_prepared" in vars(self):  # for the other side of a comparison
-            measure.check_same(trainer, micro, self._prepared[0], "completion_ids")
+        if "_prepared" in vars(self):  # the book's side, if there is one, has these completions
+            fixed_micro, _ = self._prepared
+            measure.check_same(trainer, micro, fixed_micro, "completion_ids")
         return measured
 
     def run(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
         """Generate, move the policy, and measure the last window of the generation: the 1st or 2nd.
 
         Returns:
-            Loss and gradient, and the micro-batches as the loss saw them. Where a reward model
-            scores, the loss of an evaluation just before the window is added.
+            Loss and gradient, and the micro-batches as the loss saw them. In a batch with a reward
+            model the loss of an evaluation is added to the window's, so that one number shows a
+            fault in either.
         """
         # the module of the TRL trainer that it is or derives from, whose shuffle `unmixed` replaces
         base_modules = (base.__module__ for base in type(trainer).__mro__)
@@ -428,21 +470,22 @@ class PolicyWindow:
         is_stock = type(trainer).__module__.startswith("trl.")
         if is_stock:  # others may order and shuffle as they like
             check_order(trainer)
-        has_critic = hasattr(trainer.model, CRITIC.rstrip("."))
+        # only a trainer with a value model (PPO's) has a place for the critic's weights
+        has_critic = hasattr(trainer.model, CRITIC)
         with unmixed(trl_module, is_stock):
             source = measure.batches(trainer)
-            take(trainer.model.train(), _part(self.generating, has_critic))
+            take(trainer.model.train(), _weights(self.generating, with_critic=has_critic))
             if self.batch.windows > 1:
                 # The first window generates. It is not trained on: the policy is moved by hand. As
                 # TRL would, `_step` counts on, so that the second window reads the same generation.
                 for _ in range(self.batch.accumulation):
                     trainer._prepare_inputs(next(source))
                     trainer._step += 1
-                take(trainer.model, _part(self.current, has_critic))
+                take(trainer.model, _weights(self.current, with_critic=has_critic))
             evaluation_loss = 0.0
-            if self.batch.rewards == "model":
+            if self.batch.reward_model:
                 evaluation_loss = self._evaluate(trainer, next(source))
-            measured, micro = measure.accumulate(trainer, source, self.batch.short)
+            measured, micro = measure.accumulate(trainer, source, self.batch.cut_window_to)
             return Measured(measured.loss + evaluation_loss, measured.gradient), micro
 
     def _evaluate(self, trainer: Any, examples: Any) -> float:
@@ -456,34 +499,38 @@ class PolicyWindow:
     def _rewards(self) -> Tensor:
         """Return the weighted sum of the two rewards, (B,)."""
         right_weight, format_weight = self.batch.weights
-        right_rewards, format_rewards = self._scored
+        right_rewards, format_rewards = self._two_rewards
         return right_weight * right_rewards + format_weight * format_rewards
 
     def _pushed(self) -> dict[str, Tensor]:
-        """Move the policy until every token with an advantage is clipped, by gradient descent.
+        """Move the policy by gradient descent until every token with an advantage is clipped.
 
-        A clip holds where the ratio went the way of the advantage's sign, beyond the clip range.
+        A token is clipped where its log-ratio has moved in the direction of its advantage, up where
+        the advantage is positive and down where it is negative, to beyond the clip range.
         """
         model = untrained()
-        model.load_state_dict(_part(self.generating))
+        model.load_state_dict(_weights(self.generating))
         rewards = self._rewards().view(-1, self.batch.group)
-        sign = (rewards - rewards.mean(1, keepdim=True)).view(-1, 1).sign()
+        sign = (rewards - rewards.mean(1, keepdim=True)).view(-1, 1).sign()  # of advantages, (B, 1)
         mask = self.ids["completion_mask"].bool()
-        old = _logps(model, self.ids).detach()
+        old_logps = _logps(model, self.ids).detach()
         optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-        for _ in range(200):  # more than it takes
-            # how far log-ratios went that way
-            ahead = (sign * (_logps(model, self.ids) - old))[mask & (sign != 0)]
-            if ahead.min() > 0.6:  # ratios above 1.8 and below 0.55
+        # every log-ratio has to move by 0.6, to a ratio above 1.8 or below 0.55: both are clipped
+        enough = 0.6
+        for _ in range(200):  # more steps than it takes
+            log_ratio = _logps(model, self.ids) - old_logps
+            moved = (sign * log_ratio)[mask & (sign != 0)]  # in the advantage's direction
+            if moved.min() > enough:
                 break
             optimizer.zero_grad()
-            torch.relu(0.9 - ahead).sum().backward()  # pulls up to 0.9, so that all pass 0.6
+            # a pull up to 0.9: one up to `enough` would end before tokens are beyond it
+            torch.relu(0.9 - moved).sum().backward()
             optimizer.step()
         return model.state_dict()
 
     @cached_property
     def critic(self) -> tuple[Gradients, Tensor, Tensor]:
-        """The gradients of a value model's values, these (B, T), and those at generation."""
+        """The critic's values: their gradients, the values now and at generation, (B, T) each."""
         model, values = self._critic_values(self.current)
         _, old_values = self._critic_values(self.generating)
         return Gradients(model, values), values.detach(), old_values.detach()
@@ -491,12 +538,13 @@ class PolicyWindow:
     def _critic_values(self, state: Mapping[str, Tensor]) -> tuple[Module, Tensor]:
         """Return the value model with these weights in float64, and its values, (B, T)."""
         model = untrained_token_scorer().double()
-        own = {name: tensor for name, tensor in state.items() if name.startswith(CRITIC)}
-        model.load_state_dict({name.removeprefix(CRITIC): tensor for name, tensor in own.items()})
+        prefix = f"{CRITIC}."
+        own = {name: tensor for name, tensor in state.items() if name.startswith(prefix)}
+        model.load_state_dict({name.removeprefix(prefix): tensor for name, tensor in own.items()})
         tokens, attention = whole(self.ids)
         values = model(input_ids=tokens, attention_mask=attention).logits[..., 0]
         length = self.ids["completion_ids"].shape[1]
-        return model, values[:, -length - 1 : -1]
+        return model, values[:, -length - 1 : -1]  # a token's value is that of the state before it
 
     def view(self, temperature: float = 1.0) -> "View":
         """Return the book's side of the window, log-probabilities at a temperature."""
@@ -516,7 +564,8 @@ class PolicyWindow:
         rewards = self._rewards() * self.batch.reward_scale
         if self.batch.reward is not None:  # for rows about rounding to float32, as TRL rounds
             rewards = torch.full_like(rewards, self.batch.reward, dtype=torch.float32)
-        right_rewards, format_rewards = self._scored
+        right_rewards, format_rewards = self._two_rewards
+        is_success = right_rewards * (format_rewards == 1)  # right, and with the whole format
         _, generation_tokens = self._prepared
         return View(
             window=self,
@@ -528,7 +577,7 @@ class PolicyWindow:
             ids=self.ids["completion_ids"],
             mask=(self.ids["completion_mask"] * self.ids.get("tool_mask", 1)).double(),
             rewards=rewards,
-            binary_rewards=right_rewards * (format_rewards == 1),
+            binary_rewards=is_success,
             generation_tokens=generation_tokens,
         )
 
@@ -537,14 +586,20 @@ class PolicyWindow:
     ) -> tuple[Module, Tensor]:
         """Return the policy with these weights in float64, and its log-probabilities, (B, T)."""
         model = untrained()
-        model.load_state_dict(_part(state))
+        model.load_state_dict(_weights(state))
         model = model.double()
         return model, _logps(model, self.ids, temperature)
 
 
 @contextmanager
 def unmixed(module: str, stock: bool) -> Iterator[None]:
-    """Keep the rows of a generation in order, so that groups stay; TRL must want to mix them."""
+    """Keep the rows of a generation in order, so that the completions of a prompt stay together.
+
+    Args:
+        module: the module of a TRL trainer, whose function that shuffles is replaced.
+        stock: whether the trainer is TRL's own: then it must have called that function, since a TRL
+            that does not shuffle is not the one that compare knows.
+    """
     _check_shuffle(module)
     with patch(f"{module}.shuffle_sequence_dict", side_effect=lambda inputs: inputs) as shuffle:
         yield
@@ -554,29 +609,39 @@ def unmixed(module: str, stock: bool) -> Iterator[None]:
 
 @cache
 def _check_shuffle(module: str) -> None:
-    """Refuse a shuffle that tears a row apart; windows keep their order so that groups do."""
+    """Refuse a module whose shuffle tears rows apart, loses some, or leaves them in order.
+
+    `unmixed` replaces this shuffle, so a fault in it would go unseen.
+    """
     numbers = torch.arange(16)
+    # three tensors of a batch, each of which holds in every row the number of that row
     columns = {"a": numbers, "b": numbers[:, None] * torch.ones(1, 3), "c": numbers.float()}
     with torch.random.fork_rng(devices=[]):
         mixed = import_module(module).shuffle_sequence_dict(columns)
-    if not all(torch.equal(t.view(16, -1)[:, 0].long(), mixed["a"]) for t in mixed.values()):
+    order = mixed["a"]
+    if not all(torch.equal(tensor.view(16, -1)[:, 0].long(), order) for tensor in mixed.values()):
         raise InputError(f"{module}.shuffle_sequence_dict tears the rows of a batch apart")
-    if not torch.equal(mixed["a"].sort().values, numbers) or torch.equal(mixed["a"], numbers):
+    if not torch.equal(order.sort().values, numbers) or torch.equal(order, numbers):
         raise InputError(f"{module}.shuffle_sequence_dict loses rows of a batch, or their mixing")
 
 
 def check_order(trainer: Any) -> None:
-    """Refuse a sampler that tears groups apart, leaves out prompts, or keeps an epoch's order."""
+    """Refuse a sampler that tears groups apart, leaves out prompts, or shuffles otherwise.
+
+    Two epochs have different orders if, and only if, the config says `shuffle_dataset`.
+    """
     args = trainer.args
     sampler = trainer._get_train_sampler()
     first_epoch = list(sampler)
     second_epoch = list(sampler)
     size = args.generation_batch_size
-    generations = len(trainer.train_dataset) * args.num_generations // size
-    reused = args.steps_per_generation * args.num_iterations
-    right = len(first_epoch) == generations * size * reused
-    right = right and (first_epoch != second_epoch) == args.shuffle_dataset
-    if not (right and _keeps_groups(trainer, first_epoch)):
+    generations = len(trainer.train_dataset) * args.num_generations // size  # of an epoch
+    # the sampler names the prompts of a generation anew for each micro-batch that reads it
+    uses = args.steps_per_generation * args.num_iterations
+    is_complete = len(first_epoch) == generations * size * uses
+    is_shuffled = first_epoch != second_epoch
+    is_right = is_complete and is_shuffled == args.shuffle_dataset
+    if not (is_right and _keeps_groups(trainer, first_epoch)):
         raise InputError(f"{type(trainer).__name__} takes the prompts in another order")
 
 
@@ -587,28 +652,30 @@ def _keeps_groups(trainer: Any, epoch: list[int]) -> bool:
     prompt `num_generations` times in a row, and the generation anew for each time that it is used.
     """
     args = trainer.args
-    reused = args.steps_per_generation * args.num_iterations
-    # (generations, times that each is used, prompts of a generation)
-    generations = torch.tensor(epoch).view(-1, reused, args.generation_batch_size)
-    first_use = generations[:, 0]
-    groups = first_use.reshape(-1, args.num_generations)
-    held_out = torch.tensor(list(trainer._get_eval_sampler(trainer.train_dataset)))
-    held_out_groups = held_out.view(-1, args.num_generations)
+    uses = args.steps_per_generation * args.num_iterations
+    # (generations, uses of each, prompts of a generation)
+    generations = torch.tensor(epoch).view(-1, uses, args.generation_batch_size)
+    first_uses = generations[:, 0]
+    groups = first_uses.reshape(-1, args.num_generations)
+    # an evaluation's order; the training data will do, as the sampler only counts the prompts
+    evaluation = torch.tensor(list(trainer._get_eval_sampler(trainer.train_dataset)))
+    evaluation_groups = evaluation.view(-1, args.num_generations)
     # Along the second dimension nothing may differ: all uses of a generation have its prompts, all
     # completions of a group have one prompt.
-    for numbers in (generations, groups, held_out_groups):
+    for numbers in (generations, groups, evaluation_groups):
         if not torch.equal(numbers, numbers[:, :1].expand_as(numbers)):
             return False
     if len(groups[:, 0].unique()) != len(groups):  # a prompt twice in an epoch
         return False
-    # in evaluation each prompt once
-    distinct = len(held_out_groups[:, 0].unique())
-    return distinct == len(trainer.train_dataset) == len(held_out_groups)
+    # an evaluation has as many groups as there are prompts, each of another prompt
+    prompts = len(trainer.train_dataset)
+    return len(evaluation_groups) == prompts and len(evaluation_groups[:, 0].unique()) == prompts
 
 
-def _part(state: Mapping[str, Tensor], critic: bool = False) -> dict[str, Tensor]:
-    """Return the weights of a policy, without those of its value model or with them."""
-    return {name: tensor for name, tensor in state.items() if critic or CRITIC not in name}
+def _weights(state: Mapping[str, Tensor], with_critic: bool = False) -> dict[str, Tensor]:
+    """Return the weights of a policy by name, without those of its value model or with them."""
+    prefix = f"{CRITIC}."
+    return {name: tensor for name, tensor in state.items() if with_critic or prefix not in name}
 
 
 def whole(ids: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -629,13 +696,13 @@ class View:
 
     window: PolicyWindow
     batch: PolicyBatch
-    policy: Gradients  # those of the policy's log-probabilities
-    logps: Tensor  # (B, T) those log-probabilities
-    old_logps: Tensor  # (B, T) those of the policy that generated
-    ref_logps: Tensor  # (B, T) those of the reference
-    ids: Tensor  # (B, T) the tokens
+    policy: Gradients  # of `logps` in the parameters of the policy that is trained
+    logps: Tensor  # (B, T) log-probabilities of the completion tokens under that policy
+    old_logps: Tensor  # (B, T) the same under the policy that generated
+    ref_logps: Tensor  # (B, T) the same under the reference
+    ids: Tensor  # (B, T) the completion tokens
     mask: Tensor  # (B, T) 1 on tokens that count
-    rewards: Tensor  # (B,) weighted sums
+    rewards: Tensor  # (B,) weighted sums of the two rewards
     binary_rewards: Tensor  # (B,) 1 for a success
     generation_tokens: int  # tokens of the whole generation batch
 
@@ -666,52 +733,59 @@ class View:
         spread = self.rewards.view(-1, self.batch.group).std(1, keepdim=True)
         return spread.expand(-1, self.batch.group).reshape(-1, 1)
 
-    def norm(self, kind: str) -> Tensor:
-        """Return the weight that an aggregation gives to a token, (B, 1).
+    def token_weight(self, aggregation: str) -> Tensor:
+        """Return the factor by which an aggregation multiplies a token's loss, (B, 1).
 
         Args:
-            kind: "sequence_sum", "sequence_mean", "fixed_length", "per_prompt", "token_mean" over
-                the window, "token_mean_micro_batch", or "token_mean_trl" with TRL's average window.
+            aggregation: "sequence_sum", "sequence_mean", "fixed_length", "per_prompt", "token_mean"
+                over the window, "token_mean_micro_batch", or "token_mean_trl" with TRL's average
+                window.
         """
         batch = self.batch
         count = len(self.mask)
         ones = torch.ones_like(self.lengths)
-        if kind == "sequence_sum":
+        if aggregation == "sequence_sum":
             return ones / count
-        if kind == "sequence_mean":
+        if aggregation == "sequence_mean":
             return 1 / self.lengths / count
-        if kind == "fixed_length":
+        if aggregation == "fixed_length":
             return ones / batch.limit / count
-        if kind == "per_prompt":  # 1 / (prompts x tokens of the prompt's completions)
-            of_prompts = self.lengths.view(-1, batch.group).sum(1).repeat_interleave(batch.group)
-            return batch.group / of_prompts.unsqueeze(1) / count
-        if kind == "token_mean":
+        if aggregation == "per_prompt":  # 1 / (prompts x tokens of the prompt's completions)
+            prompt_tokens = self.lengths.view(-1, batch.group).sum(1)  # (P,)
+            return batch.group / prompt_tokens.repeat_interleave(batch.group).unsqueeze(1) / count
+        if aggregation == "token_mean":
             return ones / self.mask.sum()
-        if kind == "token_mean_micro_batch":
-            tokens = self.mask.view(batch.accumulation, -1).sum(1).repeat_interleave(batch.rows)
+        if aggregation == "token_mean_micro_batch":
+            micro_batch_tokens = self.mask.view(batch.accumulation, -1).sum(1)
+            tokens = micro_batch_tokens.repeat_interleave(batch.rows)
             return 1 / tokens.unsqueeze(1) / batch.accumulation
-        if kind == "token_mean_trl":  # the generation's tokens, times its share that a window is
-            return ones / (self.generation_tokens * (batch.accumulation / batch.per_generation))
-        raise KeyError(kind)
+        if aggregation == "token_mean_trl":
+            # TRL divides by the tokens of an average window: the generation's, times a window's
+            # share of a generation
+            window_share = batch.accumulation / batch.per_generation
+            return ones / (self.generation_tokens * window_share)
+        raise KeyError(aggregation)
 
     def gradient(self, weights: Tensor) -> Tensor:
-        """Return the gradient of sum(weights * logps) in the parameters, (N,); weights (B, T).
+        """Return the gradient of sum(weights * logps) in the parameters, (N,).
 
-        With a critic, weights are (2, B, T): of its values, too.
+        Weights are (B, T). With a critic they are (2, B, T), of which the second (B, T) are the
+        weights of the critic's values, and its parameters come behind the policy's.
         """
         if weights.dim() == 2:
             return self.policy(weights)
-        return torch.cat([self.policy(weights[0]), self.window.critic[0](weights[1])])
+        critic_gradients, _, _ = self.window.critic
+        return torch.cat([self.policy(weights[0]), critic_gradients(weights[1])])
 
     def arguments(self, side: Book) -> dict[str, Any]:
-        """Return what the public function gets: the side's, and what the window adds to them."""
+        """Return the arguments of the book's function: the side's own, and the window's tensors."""
         row = side.row
         arguments: dict[str, Any] = dict(side.params)
         if self.batch.beta and "beta" in row.reads:
             arguments.setdefault("beta", self.batch.beta)
         if "max_completion_length" in row.reads:
             arguments["max_completion_length"] = self.batch.limit
-        # the function refuses tensors that the row does not read, so each is there on its condition
+        # the function refuses tensors that the row does not read, so each one has its condition
         if arguments.get("beta"):
             arguments["ref_logps"] = self.ref_logps
         if row.ratio != "none" or (row.kl == "reward" and arguments.get("beta")):
@@ -724,16 +798,16 @@ class View:
         return arguments | {"mask": self.mask, "rewards": self.rewards}
 
     def book(self, side: Book, arguments: Mapping[str, Any]) -> tuple[float, Tensor]:
-        """Return the book's loss of the window on `arguments`, and d loss / d logps, (B, T).
+        """Return the book's loss of the window on `arguments`, and its derivative in `logps`.
 
-        With a critic, d loss / d values is below it, (2, B, T).
+        The derivative is (B, T). With a critic it is (2, B, T): that in `values` comes second.
         """
         row = side.row
-        # Where rewards are in float32, advantages have to be rounded as TRL rounds them. The
-        # function computes in the precision of the log-probabilities, so these get the rewards'. A
-        # copy, since the window's own tensor must not require gradients.
+        # The function computes in the precision of the log-probabilities. They are in float64, but
+        # where rewards are in float32, advantages have to be rounded to float32, as TRL does. It is
+        # a copy, since the window's own tensor must not require gradients.
         logps = self.logps.to(self.rewards.dtype, copy=True).requires_grad_()
-        leaves = [logps]
+        leaves = [logps]  # the tensors in which the loss is differentiated
         inputs = {
             **arguments,
             "num_generations": self.batch.group,
@@ -743,8 +817,8 @@ class View:
         if "values" in inputs:
             inputs["values"] = inputs["values"].clone().requires_grad_()
             leaves.append(inputs["values"])
-        # The function is called on each micro-batch, or on the window whole where the normalizer or
-        # the baseline of the row is of the window.
+        # The function is called on each micro-batch; on the whole window at once where the row's
+        # normalizer or its baseline is a number of the whole window.
         takes_window = row.window == "window" or row.advantage == "batch_mean_baseline"
         size = len(logps) if takes_window else self.batch.rows
         parts = _split(inputs, len(logps), size)
@@ -755,7 +829,10 @@ class View:
 
 
 def _split(inputs: Mapping[str, Any], count: int, size: int) -> Iterator[dict[str, Any]]:
-    """Yield inputs whose tensors, of `count` completions, are cut into parts of a size."""
+    """Yield the inputs of each part of `size` completions: slices of tensors, all else as it is.
+
+    Each tensor among the inputs has `count` completions in its first dimension.
+    """
     for start in range(0, count, size):
         part = dict(inputs)
         for name, value in inputs.items():
