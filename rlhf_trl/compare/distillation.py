@@ -61,27 +61,35 @@ class DistillationView:
         return logits.log_softmax(-1).gather(-1, self.ids.unsqueeze(-1)).squeeze(-1)
 
     def token_weight(self, aggregation: str) -> Tensor:
-        """Return the weight 1 / (B n) that an aggregation gives to a token, (B, 1, 1)."""
+        """Return the factor by which an aggregation multiplies a token's loss, (B, 1, 1).
+
+        It is 1 / (B n), where n is what the aggregation divides the sum over a completion by.
+        """
         lengths = self.mask.sum(1)
         ones = torch.ones_like(lengths)
-        counts = {
+        prompt_lengths = lengths.view(-1, self.group).mean(1)  # a prompt's mean length, (P,)
+        divisors = {
             "sequence_sum": ones,
             "sequence_mean": lengths,
-            "per_prompt": lengths.view(-1, self.group).mean(1).repeat_interleave(self.group),
+            "per_prompt": prompt_lengths.repeat_interleave(self.group),
             "token_mean": ones * lengths.mean(),
         }
-        return 1 / (len(lengths) * counts[aggregation].view(-1, 1, 1))
+        return 1 / (len(lengths) * divisors[aggregation].view(-1, 1, 1))
 
     def slope(self, top_k: int | None) -> Tensor:
-        """Return the derivative of each token's divergence in the student's logits, (B, T, V)."""
+        """Return the derivative of each token's divergence in the student's logits, (B, T, V).
+
+        With p of the student and q of the teacher it is p (l - sum p l), l = log p - log q. With
+        `top_k`, all but the student's likeliest tokens count as one, which has one l.
+        """
         p = self.logits.softmax(-1)
         q = self.teacher.softmax(-1)
         log_ratio = (p / q).log()
-        if top_k is not None:  # all other tokens count as a single one
-            kept = torch.zeros_like(p).scatter(-1, p.topk(top_k).indices, 1).bool()
-            rest_p = (p * ~kept).sum(-1, keepdim=True)
-            rest_q = (q * ~kept).sum(-1, keepdim=True)
-            log_ratio = torch.where(kept, log_ratio, (rest_p / rest_q).log())
+        if top_k is not None:
+            is_likely = torch.zeros_like(p).scatter(-1, p.topk(top_k).indices, 1).bool()
+            rest_p = (p * ~is_likely).sum(-1, keepdim=True)
+            rest_q = (q * ~is_likely).sum(-1, keepdim=True)
+            log_ratio = torch.where(is_likely, log_ratio, (rest_p / rest_q).log())
         return p * (log_ratio - (p * log_ratio).sum(-1, keepdim=True)) * self.mask.unsqueeze(-1)
 
 
@@ -89,7 +97,7 @@ class DistillationWindow:
     """A window, prepared once by TRL's DistillationTrainer."""
 
     def __init__(self, batch: PolicyBatch) -> None:
-        """Move the student."""
+        """Move the student's weights away from the teacher's by noise."""
         self.batch = batch
         self.student = drifted(untrained().state_dict(), 0.05 + batch.drift, seed=99)
 
@@ -101,7 +109,7 @@ class DistillationWindow:
         return measured
 
     def _run(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
-        """Measure one accumulation window with the moved student.
+        """Measure one accumulation window with the student's moved weights.
 
         Returns:
             Loss and gradient, and the micro-batches as the loss saw them.
@@ -110,24 +118,24 @@ class DistillationWindow:
         if hasattr(trainer, "teacher_context_builder"):  # only SDPOTrainer has one
             return self._run_sdpo(trainer)
         trainer.model.load_state_dict(self.student)
-        # TRL makes one generation of `size` prompts and splits it into `count` micro-batches. For
-        # that its sampler repeats the numbers of these prompts `count` times.
+        # For a generation of `size` prompts TRL's sampler yields the numbers of these prompts, in
+        # one order, `count` times: once for each micro-batch into which it splits the generation.
+        # A sampler with any other order would train on other prompts than the book's side.
         order = list(trainer._get_train_sampler())
         count = trainer.args.gradient_accumulation_steps
         size = ROWS * count * trainer.accelerator.num_processes
         if order[: size * count] != order[:size] * count:
             raise InputError("DistillationTrainer leaves out prompts")
-        # TRL shuffles a generation before it splits it. `unmixed` switches that off, and with
-        # `stock` refuses a TRL that does not shuffle: that one is not the TRL compared here.
+        # TRL shuffles a generation before it splits it; `unmixed` switches that off
         with policy.unmixed("trl.trainer.distillation_trainer", stock=True):
             return measure.accumulate(trainer, measure.batches(trainer))
 
     def _run_sdpo(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
         """Measure SDPOTrainer on the second use of a generation, when its student has moved.
 
-        Its teacher starts as a copy of the student. If that were moved before, old and new
-        log-probabilities would be the same; so it generates first, then it is moved, and the window
-        is measured off-policy.
+        The teacher starts as a copy of the student. The student generates first and is moved
+        afterwards: otherwise old and new log-probabilities would be the same, and the window would
+        not be off-policy.
         """
         source = measure.batches(trainer)
         trainer._prepare_inputs(next(source))  # generates, and keeps the generation
@@ -135,7 +143,7 @@ class DistillationWindow:
         trainer._step = trainer.args.steps_per_generation
         trainer.model.load_state_dict(self.student)
         policy.check_order(trainer)
-        # as after an optimizer step: an averaged teacher takes its share of the moved student
+        # what follows an optimizer step: a teacher that is a moving average of the student is moved
         trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
         return measure.accumulate(trainer, source)
 
@@ -169,14 +177,20 @@ def _logits(model: Module, ids: Mapping[str, Tensor]) -> Tensor:
 def of_policy(window: policy.PolicyWindow, side: Book) -> DistillationView:
     """Return what the book's functions see of completions that our trainer generated.
 
-    In OPD the embedded model teaches; in SDPO the student itself, whose prompt also shows a right
-    completion, see `_demonstrations`. A completion without one does not count.
+    In OPD the embedded model is the teacher. In SDPO the student is its own teacher, but reads a
+    prompt that also shows a right completion, see `_demonstrations`; a completion of a prompt
+    without a right one does not count.
+
+    Args:
+        window: the completions, and the student's weights.
+        side: the algorithm, its formulation and parameters.
     """
     view = window.view()
-    student = view.policy.model  # `policy` has the gradients in this model's parameters
+    student = view.policy.model
     mask = view.mask.clone()
     teacher_ids = dict(window.ids)
-    if "teacher" in side.row.trainer_reads:  # SDPO, whose teacher is a version of the student
+    is_sdpo = "teacher" in side.row.trainer_reads  # the field that says which student teaches
+    if is_sdpo:
         teacher = student
         demonstrations = _demonstrations(window, side)
         for place, demonstration in enumerate(demonstrations):
@@ -200,10 +214,10 @@ def of_policy(window: policy.PolicyWindow, side: Book) -> DistillationView:
 
 
 def _demonstrations(window: policy.PolicyWindow, side: Book) -> list[str | None]:
-    """Return the right completion that the teacher reads for each completion, (B,), or None.
+    """Return the right completion that the teacher reads for each of B completions, or None.
 
-    It is the first right one of the prompt; where a completion must not be its own demonstration,
-    the first with another text.
+    It is the first right completion of the prompt. Where the row says that a completion must not be
+    its own demonstration, it is the first right one with another text.
     """
     view = window.view()
     tokenizer = build_tokenizer()
@@ -227,16 +241,14 @@ def _teacher_prompts(
 ) -> dict[str, Tensor]:
     """Return `prompt_ids` and `prompt_mask`, (B, S), of prompts that show the demonstrations.
 
-    A completion without a demonstration keeps its prompt: its row must be there, and its loss is
-    masked by the caller.
+    A completion without a demonstration keeps its prompt: each completion needs a row here, and the
+    caller masks the loss of that one.
     """
     tokenizer = build_tokenizer()
-    group_size = window.batch.group
     chats = []
-    for place, demonstration in enumerate(demonstrations):
-        first = place // group_size * group_size  # whose prompt the whole group shares
+    for prompt_ids, demonstration in zip(window.ids["prompt_ids"], demonstrations, strict=True):
         # roles are special tokens, so what is left of the chat is the text of its one message
-        prompt = tokenizer.decode(window.ids["prompt_ids"][first], skip_special_tokens=True)
+        prompt = tokenizer.decode(prompt_ids, skip_special_tokens=True)
         if demonstration is not None:
             prompt += template.format(demonstration=demonstration)
         chats.append([{"role": "user", "content": prompt}])
@@ -251,9 +263,15 @@ def build_trainer(
 ) -> Any:
     """Build TRL's DistillationTrainer or SDPOTrainer for a window, its completions fixed.
 
-    `fields` are those of its config, which override the window's; `arguments` are further ones of
-    the trainer. SDPOTrainer samples GROUP completions of each prompt by itself; for
-    DistillationTrainer, which samples one, each prompt stands GROUP times in the data.
+    SDPOTrainer samples GROUP completions of each prompt by itself. DistillationTrainer samples one,
+    so for that trainer each prompt stands GROUP times in the data.
+
+    Args:
+        trainer: the class.
+        config: its config class.
+        fields: those of the config, which override the fields that make the window.
+        batch: the window.
+        arguments: further ones of the trainer.
     """
     words = policy.WORDS[: ROWS * batch.accumulation // GROUP]  # each is a prompt
     examples = [{"prompt": [{"role": "user", "content": word}]} for word in words]
@@ -269,17 +287,17 @@ def build_trainer(
         arguments.setdefault("reward_funcs", [policy.right, policy.has_format])
     else:
         examples = [example for example in examples for _ in range(GROUP)]
-        # `models.at_scale` makes this one of two processes, which share the data; alone, it reads
-        # the first half. SDPO is not measured at scale.
+        # Twice the data that one process reads: on two processes, as which `models.at_scale` lets
+        # it run, each reads half. A single process leaves the second half unread.
         examples *= 2
         arguments.setdefault("teacher_model", _teacher_with_dropout())
     config_fields = window_fields | dict(fields)
     built = make_trainer(trainer, config, config_fields, examples, **arguments)
     measure.check_generation(built)
-    # DistillationTrainer masks the tokens of a tool, and no other batch that it is measured on has
-    # any. It reads no rewards, so `scored`, the batch with those of a model, has such tokens here.
-    has_tools = batch.rewards == "model"
-    measure.fix_completions(built, policy.completion(batch.ragged), tools=has_tools)
+    # The batch with a reward model is otherwise nothing special here, since distillation reads no
+    # rewards. So it is the one in which DistillationTrainer has to mask a tool's tokens.
+    completion = policy.completion(batch.ragged)
+    measure.fix_completions(built, completion, tools=batch.reward_model)
     return built
 
 

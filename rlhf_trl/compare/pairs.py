@@ -49,7 +49,7 @@ _MODELS = {
     "prm/code": partial(models.untrained_token_scorer, 3),
 }
 
-MADE = tuple(_MODELS)[1:]
+MADE = ("kwise", "orm", "prm", "prm/code")
 """Kinds of windows that are made by hand: of reward models for which TRL has no collator."""
 
 _EXPERIMENTAL = {"ORPOTrainer": "trl.experimental.orpo", "CPOTrainer": "trl.experimental.cpo"}
@@ -58,20 +58,28 @@ UNPAIRED = ("KTOTrainer", "SFTTrainer", "orm", "prm", "prm/code")
 """Trainers that take single completions."""
 
 DOUBLE = ("RewardTrainer", *_EXPERIMENTAL)
-"""Trainers that compute in the model's precision; the others' fused head accumulates in float32."""
+"""Trainers that can be measured in float64: they compute in the precision of the model.
+
+The others use a fused head, which accumulates in float32. None of these loads a reference model.
+"""
 
 
 @dataclass
 class Micro:
-    """What a loss sees of a micro-batch, in float64."""
+    """What a loss sees of a micro-batch of R texts, in float64.
 
-    outputs: Tensor  # (R, S) log-probabilities of all tokens but the first, or (R, 1) scores
-    gradient: models.Gradients  # of these
-    ref: Tensor  # (R, S) under the reference policy
+    S is the number of tokens of a text but the first, which nothing predicts.
+    """
+
+    # (R, S) log-probabilities of the tokens, or scores of them; (R, 1) scores of whole texts; of
+    # the kind "prm/code" (R, S, 3) logits of three classes
+    outputs: Tensor
+    gradient: models.Gradients  # of `outputs` in the model's parameters
+    ref: Tensor  # as `outputs`, under the reference policy; 0 for reward models
     mask: Tensor  # (R, S) 1 on the completion's tokens
     text: Tensor  # (R, S) 1 on all tokens
-    chosen: Tensor  # (R,) whether the completion is wanted
-    labels: Tensor | None  # (R, S) of tokens or steps, -100 elsewhere
+    chosen: Tensor  # (R,) whether the completion is preferred
+    labels: Tensor | None  # (R, S) of tokens or steps, -100 elsewhere; None but for MADE
     # (M,) log-probabilities of mismatched pairs under policy and reference, for KTO
     kl: tuple[Tensor, Tensor] | None
     margin: Tensor | None  # (R / 2,) for reward models
@@ -100,7 +108,7 @@ class PairView:
         return torch.stack([part.gradient(weight) for part, weight in pairs]).sum(0)
 
     def book(self, side: Book) -> tuple[float, list[Tensor]]:
-        """Return the book's loss of the window, and per micro-batch d loss / d outputs."""
+        """Return the book's loss of the window, and per micro-batch its derivative in `outputs`."""
         leaves = [part.outputs.clone().requires_grad_() for part in self.micro]
         pairs = zip(self.micro, leaves, strict=True)
         loss = torch.stack([_loss(side, part, leaf) for part, leaf in pairs]).mean()
@@ -210,8 +218,8 @@ def _text(length: int, *key: Any) -> str:
     return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(length))
 
 
-_EVEN = (1, 0)
-_UNEVEN = (1, 0, 1, 1, 0, 1, 0, 1)
+_EVEN_LABELS = (1, 0)
+_UNEVEN_LABELS = (1, 0, 1, 1, 0, 1, 0, 1)
 """KTO's labels in turn: as many chosen as rejected completions, or 5 to 3."""
 
 
@@ -220,27 +228,28 @@ def _fixed_examples(
 ) -> list[dict[str, Any]]:
     """Return the fixed data of a window, in the columns that a trainer reads.
 
-    There are 4 * PAIRS pairs or single completions: of these, two micro-batches have 2 * PAIRS
-    each. KTO without prompts gets PAIRS pairs, of which TRL makes single completions.
+    There are 4 * PAIRS examples, enough for two micro-batches of single completions, each of which
+    takes 2 * PAIRS. KTO without prompts has fewer, see `_without_prompts`.
 
     Args:
         trainer: the name of the stock trainer, "" for plain pairs.
-        batch: says how long the texts are, and whether KTO has as many chosen as rejected ones.
-        columns: what is not as usual: "margin" adds this column, and one of _WRITTEN is no column
-            but a way of writing the texts, see `_written`.
+        batch: the window, which says how long the texts are.
+        columns: what is not as usual. "margin" is a further column; the words in _FORMATS are no
+            columns, but ways of writing the texts, see `_in_format`.
     """
     pairs = [_random_pair(number, trainer, batch) for number in range(4 * PAIRS)]
     if "margin" not in columns:
         for pair in pairs:
             del pair["margin"]
-    for way in set(_WRITTEN).intersection(columns):
-        pairs = [_written(way, number, pair) for number, pair in enumerate(pairs)]
+    for text_format in set(_FORMATS).intersection(columns):
+        pairs = [_in_format(text_format, number, pair) for number, pair in enumerate(pairs)]
     if "implicit" in columns:
         return _without_prompts(trainer, pairs)
     if trainer == "SFTTrainer":
         return [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in pairs]
     if trainer == "KTOTrainer":
-        return _labeled(pairs, _UNEVEN if batch.ragged else _EVEN)
+        # the irregular batches have uneven lengths and uneven labels, the others have neither
+        return _labeled(pairs, _UNEVEN_LABELS if batch.ragged else _EVEN_LABELS)
     return pairs
 
 
@@ -249,8 +258,9 @@ def _without_prompts(trainer: str, pairs: list[dict[str, Any]]) -> list[dict[str
     if trainer == "SFTTrainer":
         return [{"text": pair["chosen"]} for pair in pairs]
     if trainer == "KTOTrainer":
-        # TRL makes two examples of a pair, those of the chosen completions of all pairs first. With
-        # so few pairs that a micro-batch takes them all, it has chosen and rejected ones.
+        # Of each pair TRL makes two examples, and it puts those of all chosen completions first.
+        # The 2 * PAIRS examples of so few pairs fit into one micro-batch, which therefore has
+        # chosen and rejected completions.
         return pairs[:PAIRS]
     return pairs
 
@@ -387,21 +397,26 @@ def _step_labels(kind: str, steps: Sequence[str], grades: Sequence[int]) -> list
     return labels
 
 
-def _written(way: str, number: int, pair: dict[str, Any]) -> dict[str, Any]:
-    """Write a pair, the number-th, in another way that TRL takes: one of _WRITTEN.
+def _in_format(text_format: str, number: int, pair: dict[str, Any]) -> dict[str, Any]:
+    """Return a pair with its texts written in another format that TRL takes.
 
-    - "implicit": each answer begins with the prompt, which has no column of its own.
-    - "chat": prompt and answers are messages; the prompt has three turns.
-    - "ended": what is hard to tokenize: "<" ends the prompt and "think>" begins the answers, which
-      are one token together; tokens for padding, and in a third of the answers for the end, stand
-      in the text.
+    Args:
+        text_format: one of _FORMATS.
+            "implicit": each answer begins with the prompt, which has no column of its own.
+            "chat": prompt and answers are messages; the prompt has three turns.
+            "ended": texts that are hard to tokenize. The prompt ends with "<", and the answers
+            begin with "think>": "<think>" would be a single token. Padding tokens stand in the
+            answers, and end tokens in a third of them.
+        number: the number of the pair.
+        pair: the prompt, and the chosen and the rejected answer, as texts.
     """
     prompt = pair["prompt"]
     chosen = pair["chosen"]
     rejected = pair["rejected"]
-    if way == "implicit":
+    if text_format == "implicit":
         return {"chosen": f"{prompt} {chosen}", "rejected": f"{prompt} {rejected}"}
-    if way == "chat":
+    if text_format == "chat":
+        # the first two letters of the prompt become turns of their own
         turns = [_message("user", prompt[0]), _message("assistant", prompt[1])]
         return pair | {
             "prompt": [*turns, _message("user", prompt[2:])],
@@ -410,8 +425,8 @@ def _written(way: str, number: int, pair: dict[str, Any]) -> dict[str, Any]:
         }
     return pair | {
         "prompt": f"{prompt}<",
-        "chosen": _ended(chosen, has_end=number % 3 == 0),
-        "rejected": _ended(rejected, has_end=(number + 1) % 3 == 0),
+        "chosen": _hard_to_tokenize(chosen, has_end=number % 3 == 0),
+        "rejected": _hard_to_tokenize(rejected, has_end=(number + 1) % 3 == 0),
     }
 
 
@@ -419,13 +434,13 @@ def _message(role: str, text: str) -> dict[str, str]:
     return {"role": role, "content": text}
 
 
-def _ended(answer: str, has_end: bool) -> str:
-    """Return an answer in the way "ended", see `_written`."""
+def _hard_to_tokenize(answer: str, has_end: bool) -> str:
+    """Return an answer in the format "ended", see `_in_format`."""
     end = "<|end|>" if has_end else ""
     return f"think>{answer[:4]}<|pad|>{answer[4:]}{end}"
 
 
-_WRITTEN = ("chat", "ended", "implicit")
+_FORMATS = ("chat", "ended", "implicit")
 
 
 def build_trainer(
@@ -441,15 +456,15 @@ def build_trainer(
     Args:
         trainer: the class.
         config: its config class.
-        fields: those of the config. Those that make the window override them: both sides see the
-            window's texts, whatever a user's config says.
+        fields: those of the config. The fields that make the window override them: both sides see
+            the window's texts, whatever a user's config says.
         batch: the window.
         columns: as `_fixed_examples` takes them: "margin", or how the texts are written.
         trainer_arguments: further arguments of the trainer.
     """
     kind = made_kind(trainer_arguments) or base_name(trainer)
     if kind in MADE:
-        examples, _ = _by_hand(kind, batch)
+        examples, _ = _by_hand(kind, batch)  # the micro-batches are for the book's side
     else:
         examples = _fixed_examples(kind, batch, columns)
     config_fields = dict(fields) | _window_fields(kind, batch)
@@ -480,13 +495,14 @@ def _window_arguments(
     # a tokenizer that puts BOS before a text; not for chats, whose template does so
     if {"ended", "implicit"}.intersection(columns):
         arguments["processing_class"] = models.tokenizer_with_bos()
-    if (kind in MADE or kind in DOUBLE) and "model" not in arguments:
-        # These need no reference. The other trainers get the model that `make_trainer` loads from a
-        # folder, so that TRL finds the reference there.
+    # Reward models, ORPO and CPO have no reference, so any model will do. The other trainers get
+    # the model that `make_trainer` loads from a folder, so that TRL finds the reference there.
+    needs_no_reference = kind in MADE or kind in DOUBLE
+    if needs_no_reference and "model" not in arguments:
         arguments["model"] = _MODELS.get(kind, models.untrained)()
     if kind == "RewardTrainer":
-        # The model, there by now as RewardTrainer is in DOUBLE, finds a text's last token by this
-        # field, which the trainer has to set.
+        # A reward model finds the last token of a text by this id. It is the trainer's task to set
+        # it: without it here, a trainer that forgets to do so is found out.
         arguments["model"].config.pad_token_id = None
     return arguments
 
@@ -515,43 +531,57 @@ class PairWindow:
     """A window of one kind of trainer, prepared once."""
 
     def __init__(self, trainer: str, batch: PolicyBatch, columns: Sequence[str] = ()) -> None:
-        """Move the policy; `trainer` is the name of who collates, or one of MADE."""
+        """Move the policy.
+
+        Args:
+            trainer: the name of the trainer that collates, or one of MADE.
+            batch: the window.
+            columns: as `_fixed_examples` takes them.
+        """
         self.batch = batch
-        self.made = trainer in MADE
         self._trainer_name = trainer
         self._columns = columns
-        self._classes = () if self.made else trainer_classes(trainer)
-        self.kind = trainer if self.made else base_name(self._classes[0])
-        self.make = _MODELS.get(self.kind, models.untrained)
+        self._is_by_hand = trainer in MADE
+        self._classes = () if self._is_by_hand else trainer_classes(trainer)
+        self.kind = trainer if self._is_by_hand else base_name(self._classes[0])
+        self._build_model = _MODELS.get(self.kind, models.untrained)
         # with this seed KTO's reference point is above 0, and clamped in one micro-batch only
-        self.current = models.drifted(self.make().state_dict(), batch.drift, seed=3)
+        self.current = models.drifted(self._build_model().state_dict(), batch.drift, seed=3)
 
     @cached_property
     def prepared(self) -> list[measure.Batch]:
         """The micro-batches as the trainer collates them."""
         batch = self.batch
-        if self.made:
-            return _by_hand(self._trainer_name, batch)[1]
+        if self._is_by_hand:
+            _, micro = _by_hand(self._trainer_name, batch)
+            return micro
         trainer = build_trainer(*self._classes, {}, batch, self._columns)
         trainer.model.load_state_dict(self.current)
         _, micro = measure.accumulate(trainer, measure.batches(trainer), batch.cut_window_to)
-        if not batch.fields and not set(_WRITTEN).intersection(self._columns):
+        # `_check_collation` knows neither what further fields nor what other formats make of texts
+        if not batch.fields and not set(_FORMATS).intersection(self._columns):
             examples = _fixed_examples(self.kind, batch, self._columns)
             _check_collation(self._trainer_name, micro, examples, batch.max_length)
         return micro
 
     def stock(self, trainer: Any, double: bool = False) -> Measured:
-        """Measure a trainer that `build_trainer` built; in float64 only those in DOUBLE."""
+        """Measure a trainer that `build_trainer` built; `double`, for those in DOUBLE: in float64.
+
+        Raises:
+            InputError: its loss saw other token ids than the book's side.
+        """
         models.take(trainer.model, self.current)
         if double:
             trainer.model.double()
-        if getattr(trainer.args, "sync_ref_model", False):
+        if getattr(trainer.args, "sync_ref_model", False):  # as after an optimizer step
             trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
         measured, micro = measure.accumulate(
             trainer, measure.batches(trainer), self.batch.cut_window_to
         )
-        if "prepared" in vars(self):  # for the other side of a comparison
-            keys = {"input_ids", "chosen_input_ids"} | ({"labels"} if self.made else set())
+        if "prepared" in vars(self):  # the book's side has already been prepared
+            keys = {"input_ids", "chosen_input_ids"}
+            if self._is_by_hand:
+                keys.add("labels")
             for key in sorted(keys & micro[0].keys()):
                 measure.check_same(trainer, micro, self.prepared, key)
         return measured
@@ -559,24 +589,26 @@ class PairWindow:
     @cached_property
     def view(self) -> PairView:
         """The book's side of the window."""
-        policy, reference = self.make().double(), self.make().double()
+        policy = self._build_model().double()
+        reference = self._build_model().double()
         policy.load_state_dict(self.current)
         return PairView([self._micro(policy, reference, inputs) for inputs in self.prepared])
 
     def _micro(self, policy: Module, reference: Module, inputs: measure.Batch) -> Micro:
         """Return what the book's loss sees of a micro-batch, from plain forwards.
 
-        S is the tokens of a text but the first, which nothing predicts: ids, masks and labels are
-        shifted by one to stand beside the log-probabilities of their tokens.
+        The first token of a text has no log-probability. So masks and labels are cut by one, to
+        stand beside the log-probabilities, or scores, of the tokens after it.
         """
         ids, attention, mask, chosen = _sequences(inputs)
-        if self.make is models.untrained:  # a language model; the others are reward models
-            outputs = models.token_logps(policy, ids, attention)
+        is_language_model = self._build_model is models.untrained
+        if is_language_model:
+            outputs = models.token_logps(policy, ids, attention)  # (R, S)
             ref = models.token_logps(reference, ids, attention)
-        else:
+        else:  # a reward model: (R, 1) scores of texts, or (R, 1 + S, classes) of tokens
             outputs = policy(input_ids=ids, attention_mask=attention).logits
-            if outputs.dim() == 3:  # a score of each token, of which the first one's has no label
-                outputs = outputs[:, 1:].squeeze(-1)
+            if outputs.dim() == 3:
+                outputs = outputs[:, 1:].squeeze(-1)  # (R, S), or (R, S, 3) with three classes
             ref = torch.zeros_like(outputs)  # a reward model has no reference, and no loss reads it
         kl = None
         if "KL_input_ids" in inputs:  # KTO's mismatched pairs
@@ -588,8 +620,8 @@ class PairWindow:
             mask=mask[:, 1:].double(),
             text=attention[:, 1:].double(),
             chosen=chosen,
-            # what TRL's collators call labels are token ids, of which `mask` has all that counts
-            labels=inputs["labels"][:, 1:] if self.made else None,
+            # "labels" of TRL's collators are token ids: all that counts of them is in `mask`
+            labels=inputs["labels"][:, 1:] if self._is_by_hand else None,
             kl=kl,
             margin=inputs["margin"].double() if "margin" in inputs else None,
         )
@@ -605,7 +637,9 @@ def _mismatched_logps(model: Module, inputs: measure.Batch) -> Tensor:
 class _Texts:
     """The fixed examples as a collator should tokenize them."""
 
-    sources: dict[tuple[int, ...], tuple[int, str]]  # token ids -> number of the example, side
+    # from the token ids of a text to where it comes from: the number of the example, and its side,
+    # "chosen", "rejected" or "completion"
+    sources: dict[tuple[int, ...], tuple[int, str]]
     prompts: dict[int, list[int]]  # number of the example -> the ids that are left of its prompt
 
 
@@ -614,24 +648,30 @@ def _expected_texts(
 ) -> _Texts:
     """Tokenize the examples; of those longer than `max_length` keep what the trainer keeps.
 
-    TRL keeps the first tokens, our trainers the whole completion and the end of the prompt; reward
-    models are not given longer ones. `trainer` is the name of the trainer that collates.
+    TRL keeps the first tokens, our trainers keep the whole completion and the end of the prompt,
+    and trainers of reward models drop the example.
+
+    Args:
+        trainer: the name of the trainer that collates.
+        examples: the data.
+        max_length: tokens of a text at most.
     """
     tokenizer = build_tokenizer()
     rule = "cut_prompt" if trainer in OURS else "cut_completion"
     if trainer.endswith("RewardTrainer"):
         rule = "drop"
-    # TRL's ORPO and CPO put this token before a prompt; DPO does not, nor do our trainers for both
+    # TRL's trainers of ORPO and CPO put BOS before a prompt; all others do not
     start = [tokenizer.bos_token_id] if trainer in _EXPERIMENTAL else []
     texts = _Texts(sources={}, prompts={})
     for number, example in enumerate(examples):
+        # two sides of a pair, or the single completion of KTO and SFT
         sides = [side for side in ("chosen", "rejected", "completion") if side in example]
         prompt = [*start, *_encoded(tokenizer, example["prompt"])]
         completions = [
             [*_encoded(tokenizer, example[side]), tokenizer.eos_token_id] for side in sides
         ]
         fitting = shortened(prompt, completions, max_length, rule)
-        if fitting is None:
+        if fitting is None:  # dropped
             continue
         prompt, completions = fitting
         texts.prompts[number] = prompt
@@ -652,8 +692,8 @@ def _check_collation(
 
     Args:
         trainer: the name of the trainer whose collator it is.
-        prepared: the micro-batches that it made.
-        examples: the data that it made them of.
+        prepared: the micro-batches that the collator made.
+        examples: the data from which it made them.
         max_length: tokens of a text at most.
     """
     texts = _expected_texts(trainer, examples, max_length)
@@ -670,10 +710,15 @@ def _collation_fault(
     texts: _Texts,
     max_length: int | None,
 ) -> str:
-    """Return what a micro-batch has otherwise than the examples, "" for nothing.
+    """Return in what a micro-batch differs from the examples, "" for nothing.
 
-    Each text of it is looked up in `texts` by its token ids, which give the number of the example
-    that it comes from, and its side.
+    Args:
+        trainer: the name of the trainer whose collator made it.
+        inputs: the micro-batch.
+        examples: the data.
+        texts: the examples as they should be tokenized, in which each text of the micro-batch is
+            looked up by its token ids.
+        max_length: tokens of a text at most.
     """
     ids, attention, mask, chosen = _sequences(inputs)
     unpadded = [tuple(text) for text in _unpadded(ids, attention)]
@@ -681,16 +726,17 @@ def _collation_fault(
         return "token ids that are in no text"
     sources = [texts.sources[text] for text in unpadded]
     numbers = [number for number, _ in sources]
-    first_half = numbers[: len(numbers) // 2]  # of paired data, the chosen ones
+    of_pairs = numbers[: len(numbers) // 2]  # the chosen texts of all pairs come first
+    are_pairs = "chosen" in examples[0]
     if "label" in inputs:
         if [examples[number]["label"] for number in numbers] != chosen.tolist():
             return "labels"
-    elif "completion" not in examples[0]:  # pairs: first all chosen ones, then their rejected ones
-        expected = [(number, side) for side in ("chosen", "rejected") for number in first_half]
+    elif are_pairs:
+        expected = [(number, side) for side in ("chosen", "rejected") for number in of_pairs]
         if sources != expected:
             return "chosen and rejected"
     if "margin" in inputs:
-        margins = torch.tensor([examples[number]["margin"] for number in first_half])
+        margins = torch.tensor([examples[number]["margin"] for number in of_pairs])
         if not torch.allclose(margins, inputs["margin"].float()):
             return "margins"
     if not trainer.endswith("RewardTrainer"):  # which scores whole texts, without such a mask
@@ -737,20 +783,22 @@ def _mismatched(
 class _Sequences(NamedTuple):
     """The texts of a micro-batch."""
 
-    ids: Tensor  # (R, S)
+    ids: Tensor  # (R, S) of all tokens, the first one included
     attention: Tensor  # (R, S) 1 on all tokens, 0 on padding
     mask: Tensor  # (R, S) 1 on the completion's tokens
-    chosen: Tensor  # (R,) whether the completion is wanted
+    # (R,) whether the completion is preferred; without a meaning for SFT and for outcome and
+    # process models, which have no pairs and do not read it
+    chosen: Tensor
 
 
 def _sequences(inputs: measure.Batch) -> _Sequences:
     """Return the texts that a trainer has collated.
 
-    A micro-batch without a column `label`, one of pairs, has the wanted texts in its first half.
-    Nobody reads `chosen` of SFT and of outcome and process models, which have no pairs. Trainers
-    mark the completion by a mask, or by labels of tokens, `labels`, that are -100 elsewhere.
+    Trainers mark the tokens of the completion in one of three ways: by a mask, by token labels
+    (`labels`) that are -100 elsewhere, or, where they score whole texts, not at all. They mark the
+    preferred completions by `label` (KTO), or by putting them into the first half (pairs).
     """
-    if "chosen_input_ids" in inputs:  # ORPO and CPO keep the two apart
+    if "chosen_input_ids" in inputs:  # ORPO and CPO keep the two sides of pairs apart
         ids = _both_sides(inputs, "input_ids", 0)
         attention = _both_sides(inputs, "attention_mask", 0)
         mask = (_both_sides(inputs, "labels", -100) != -100).long()
