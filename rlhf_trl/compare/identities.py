@@ -20,12 +20,16 @@ from rlhf_trl.tiny.model import END
 
 @dataclass
 class Terms:
-    """The derivative of a loss in log-probabilities, taken apart."""
+    """The derivative of a loss in log-probabilities, taken apart.
 
-    view: Any  # `View`, or `DistillationView`, whose derivative is that in logits, (B, T, V)
-    surrogate: Tensor  # (B, T) the part of the policy gradient
+    Of a `View` tensors have the shapes below. A `DistillationView` has derivatives in logits,
+    (B, T, V), and token weights (B, 1, 1).
+    """
+
+    view: Any  # `View` or `DistillationView`
+    surrogate: Tensor  # (B, T) the policy gradient's part
     kl: Tensor  # (B, T) the part of beta * KL
-    norm: Tensor  # (B, 1) the weight that the aggregation gives to a token
+    token_weight: Tensor  # (B, 1) by what the aggregation multiplies a token's loss
     beta: float  # the weight of the KL
 
 
@@ -45,9 +49,9 @@ class Identity:
     says: str
     # changes a `Terms` or `PairTerms` in place; None where only arguments or temperature change
     apply: Callable[[Any], None] | None = None
-    # changes what the left side's function is given, before it is called
+    # returns other arguments for the left side's function, given the view and its own arguments
     arguments: Callable[[View, dict[str, Any]], dict[str, Any]] | None = None
-    # log-probabilities are taken at the trainer's temperature
+    # whether log-probabilities are taken at the trainer's temperature
     temperature: bool = False
 
 
@@ -63,18 +67,25 @@ _NORMS = {
 
 
 def normalizer(left: str, right: str) -> Identity:
-    """Exchange the aggregation; L_i is the length of completion i, B the number of completions."""
+    """Replace one aggregation by another; each is a key of _NORMS.
+
+    There L_i is the length of completion i, and B is the number of completions.
+    """
 
     def apply(terms: Terms) -> None:
         factor = terms.view.token_weight(right) / terms.view.token_weight(left)
-        terms.surrogate, terms.kl = terms.surrogate * factor, terms.kl * factor
-        terms.norm = terms.norm * factor
+        terms.surrogate = terms.surrogate * factor
+        terms.kl = terms.kl * factor
+        terms.token_weight = terms.token_weight * factor
 
     return Identity("normalizer", f"weigh each token by {_NORMS[right]}, not {_NORMS[left]}", apply)
 
 
 def _surrogate(term: str, says: str, change: Callable[[View, Tensor], Tensor]) -> Identity:
-    """Change the part of the policy gradient, (B, T): `change` gets it behind the view."""
+    """Return an identity that changes the policy gradient's part of the derivative.
+
+    `change` takes the view and that part, (B, T), and returns the new part.
+    """
 
     def apply(terms: Terms) -> None:
         terms.surrogate = change(terms.view, terms.surrogate)
@@ -113,21 +124,24 @@ FINISHED_ONLY = _surrogate(
 def sampler_weight(mode: str, low: float, high: float) -> Identity:
     """Weigh by how much likelier the policy finds tokens or completions than the sampler did.
 
-    The weight is w = pi_old / pi_sampler, as TRL's `vllm_importance_sampling_correction` has it.
+    The weight is w = pi_old / pi_sampler, as in TRL's `vllm_importance_sampling_correction`.
 
     Args:
-        mode: TRL's `vllm_importance_sampling_mode`: "token_" or "sequence_" for whose ratio it is,
-            then "truncate" to clamp it to the bounds or "mask" to make it 0 outside of them.
+        mode: TRL's `vllm_importance_sampling_mode`. It begins with "token_" or "sequence_", which
+            says what w is a ratio of; then "truncate" clamps w to the bounds, and "mask" makes it 0
+            outside of them.
         low: the lower bound.
         high: the upper bound.
     """
-    of_completion, masks = mode.startswith("sequence"), mode.endswith("mask")
+    of_completion = mode.startswith("sequence")
+    masks = mode.endswith("mask")
 
     def change(view: View, surrogate: Tensor) -> Tensor:
         log_ratio = view.sampler_log_ratio  # (B, T), 0 where the mask is 0
         weight = (log_ratio.sum(1, keepdim=True) if of_completion else log_ratio).exp()
         if masks:
-            return surrogate * (weight * ((weight >= low) & (weight <= high)))
+            is_within = (weight >= low) & (weight <= high)
+            return surrogate * (weight * is_within)
         return surrogate * weight.clamp(low, high)
 
     bounds = f"[{low:g}, {high:g}]"
@@ -138,8 +152,10 @@ def sampler_weight(mode: str, low: float, high: float) -> Identity:
 
 
 def _kl(slope: Callable[[View], Tensor], says: str) -> Identity:
+    """Return an identity that replaces the KL's part; `slope` gives its derivative, (B, T)."""
+
     def apply(terms: Terms) -> None:
-        terms.kl = terms.beta * terms.norm * slope(terms.view) * terms.view.mask
+        terms.kl = terms.beta * terms.token_weight * slope(terms.view) * terms.view.mask
 
     return Identity("KL", says, apply)
 
@@ -151,7 +167,7 @@ CODE_K3 = _kl(
 
 
 def chapter_k3(wrong: str) -> Identity:
-    """Put k3 in the place of another estimator."""
+    """Replace the derivative of another estimator, written as `wrong`, by that of k3."""
     return _kl(
         lambda view: -torch.expm1(-view.ref_log_ratio),
         f"the KL's derivative is 1 - exp(-l), not {wrong}, with l = log pi - log pi_ref",
@@ -165,7 +181,7 @@ BIAS_CORRECTED_K3 = _kl(
 
 
 def weight_bound(low: float, high: float, new_high: float) -> Identity:
-    """Put an upper bound alone in the place of CISPO's two."""
+    """Replace CISPO's two bounds of the weight, `low` and `high`, by an upper bound alone."""
     return _surrogate(
         "bounds of the weight",
         f"the weight is min(rho, {new_high:g}), not clip(rho, {low:g}, {high:g})",
@@ -174,14 +190,18 @@ def weight_bound(low: float, high: float, new_high: float) -> Identity:
 
 
 def _clipped(of_completion: bool) -> Callable[[View, Tensor], Tensor]:
-    """Multiply by the ratio of tokens, or of whole completions, where the clip does not hold."""
+    """Return a change of the surrogate: times the clipped ratio of tokens, or of completions.
+
+    Where the ratio is clipped it has no gradient: the factor is 0.
+    """
 
     def change(view: View, old: Tensor) -> Tensor:
         log_ratio = (view.logps - view.old_logps) * view.mask
         ratio = (log_ratio.sum(1, keepdim=True) if of_completion else log_ratio).exp()
-        # a surrogate's derivative is -A times something positive
-        outside = torch.where(old < 0, ratio > 1.2, ratio < 0.8)
-        return old * ratio * (~outside).to(ratio)
+        # The derivative is -A times something positive. A clip only ends a move in the advantage's
+        # direction: up where A is positive, down where it is negative.
+        is_clipped = torch.where(old < 0, ratio > 1.2, ratio < 0.8)
+        return old * ratio * (~is_clipped).to(ratio)
 
     return change
 
@@ -197,30 +217,31 @@ CLIPPED_WHOLE_RATIO = _surrogate(
 
 
 def kl_in_reward(estimate: str, beta: float | None = None) -> Identity:
-    """Take a KL from the rewards by hand.
+    """Subtract a KL penalty from the rewards by hand, in place of the book's function.
 
-    The rewards are those of the generation, so the KL is that of the policy which generated.
+    The penalty is that of the policy which generated, since the rewards belong to its completions.
 
     Args:
         estimate: "averaged", the mean over a completion's tokens of k3 with the sign of the book's
-            code, exp(l) - 1 - l with l = log pi - log pi_ref, or "summed", the sum of k1 = l.
-        beta: its weight; None: the one among the left side's arguments.
+            code, exp(l) - 1 - l with l = log pi - log pi_ref; or "summed", the sum of k1 = l.
+        beta: the penalty's weight, given with "summed", for a left side without a KL. None, with
+            "averaged": the `beta` among the left side's arguments, whose own KL is replaced.
     """
 
     def arguments(view: View, left: dict[str, Any]) -> dict[str, Any]:
-        """Return the left side's arguments, the penalty in `rewards` and none that make a KL."""
+        """Return the left side's arguments with a penalty in the rewards, and without a KL."""
         changed = dict(left)
-        # with a weight of its own it belongs to rows whose left side has no `beta` to take out
         weight = changed.pop("beta", 0.0) if beta is None else beta
         log_ratio = view.old_logps - view.ref_logps
         if estimate == "averaged":
             per_token = torch.expm1(log_ratio) - log_ratio
-            penalty = (per_token * view.mask).sum(1) / view.lengths.squeeze(1)
+            penalty = (per_token * view.mask).sum(1) / view.lengths.squeeze(1)  # (B,)
         else:
             penalty = (log_ratio * view.mask).sum(1)
         changed["rewards"] = left["rewards"] - weight * penalty
-        # The book's function refuses arguments that it does not read, as these without a KL. Of the
-        # rows with this identity PPO alone, which has values, still reads old_logps for its ratio.
+        # The book's function refuses arguments that it does not read. Without a KL nothing reads
+        # those of the KL. Nothing reads old_logps either, but for the ratio of PPO, which is the
+        # only row with this identity that has values.
         unread = ["ref_logps", "kl_estimator"]
         if "values" not in left:
             unread.append("old_logps")
@@ -236,10 +257,10 @@ def kl_in_reward(estimate: str, beta: float | None = None) -> Identity:
 
 
 def vocabulary(top_k: int | None = None) -> Identity:
-    """Sum over the vocabulary in place of the sampled token, or put what is unlikely together."""
+    """Sum the divergence over the vocabulary; with `top_k` all unlikelier tokens count as one."""
 
     def apply(terms: Terms) -> None:
-        terms.surrogate = terms.norm * terms.view.slope(top_k)
+        terms.surrogate = terms.token_weight * terms.view.slope(top_k)
 
     says = "the derivative in a logit is p (l - sum of p l), l = log p - log q"
     if top_k is not None:
@@ -261,7 +282,11 @@ AT_TEMPERATURE = Identity(
 
 
 def _micro(term: str, says: str, change: Callable[[Micro, Tensor, int], Tensor]) -> Identity:
-    """Change the weights of each micro-batch, (R, S); the number is how many there are."""
+    """Return an identity that changes the derivative of each micro-batch.
+
+    `change` takes the micro-batch, its weights (the derivative in its outputs, (R, S)) and the
+    number of micro-batches, and returns the new weights.
+    """
 
     def apply(terms: PairTerms) -> None:
         parts = terms.view.micro
@@ -274,23 +299,33 @@ def _micro(term: str, says: str, change: Callable[[Micro, Tensor, int], Tensor])
 
 
 def _of_pairs(part: Micro, factor: Tensor) -> Tensor:
-    """Return a factor of each pair, (R / 2, 1), for both of its completions, (R, 1)."""
+    """Return for each completion, (R, 1), the factor of its pair, of which there are (R / 2, 1)."""
     scale = torch.ones_like(part.lengths)
     scale[part.chosen] = scale[~part.chosen] = factor
     return scale
 
 
 def cdpo_to(loss: str, beta: float, smoothing: float) -> Identity:
-    """Turn cDPO's slope in m into that of "dpo", or "robust", which subtracts the flipped loss."""
+    """Turn cDPO's derivative in the margin m into that of another loss.
+
+    Args:
+        loss: "dpo", or "robust": there the loss of the flipped label is subtracted, and the whole
+            divided by 1 - 2e.
+        beta: of all these losses.
+        smoothing: e, the share of flipped labels.
+    """
     says = {
         "dpo": "s(-m) / ((1 - e) s(-m) - e s(m)), m = beta (d_c - d_r), s = sigmoid",
         "robust": "(k + f) / ((k - f) (1 - 2e)), k = (1 - e) s(-m), f = e s(m)",
     }
 
     def change(part: Micro, weights: Tensor, _: int) -> Tensor:
-        right, wrong = (torch.sigmoid(sign * part.margins(beta)) for sign in (-1, 1))
-        kept, flipped = (1 - smoothing) * right, smoothing * wrong
-        new = {"dpo": right, "robust": (kept + flipped) / (1 - 2 * smoothing)}
+        margins = part.margins(beta)
+        of_label = torch.sigmoid(-margins)  # minus the derivative of -log sigmoid(m)
+        of_flipped_label = torch.sigmoid(margins)  # the derivative of -log sigmoid(-m)
+        kept = (1 - smoothing) * of_label
+        flipped = smoothing * of_flipped_label
+        new = {"dpo": of_label, "robust": (kept + flipped) / (1 - 2 * smoothing)}
         return weights * _of_pairs(part, new[loss] / (kept - flipped))
 
     return _micro("label smoothing", f"multiply each pair by {says[loss]}", change)
@@ -309,12 +344,12 @@ def averaged_ipo(beta: float) -> Identity:
 
 
 def simpo_margin(beta: float, left: float, right: float) -> Identity:
-    """Exchange the margin over beta that SimPO subtracts."""
+    """Replace `left`, the margin over beta that SimPO subtracts, by `right`."""
 
     def change(part: Micro, weights: Tensor, _: int) -> Tensor:
-        mean = (part.outputs * part.mask).sum(1, keepdim=True) / part.lengths
-        ahead = mean[part.chosen] - mean[~part.chosen]
-        factor = torch.sigmoid(beta * (right - ahead)) / torch.sigmoid(beta * (left - ahead))
+        means = (part.outputs * part.mask).sum(1, keepdim=True) / part.lengths
+        gap = means[part.chosen] - means[~part.chosen]
+        factor = torch.sigmoid(beta * (right - gap)) / torch.sigmoid(beta * (left - gap))
         return weights * _of_pairs(part, factor)
 
     return _micro("margin", f"the margin over beta is {right:g}, not {left:g}", change)
@@ -347,8 +382,8 @@ ORPO_NLL_OF_EVERYTHING = _micro(
 
 def _class_share(part: Micro) -> Tensor:
     """Return the share of the batch that each completion's class has, (R, 1)."""
-    wanted = part.chosen.double().mean()
-    return torch.where(part.chosen.unsqueeze(1), wanted, 1 - wanted)
+    chosen_share = part.chosen.double().mean()
+    return torch.where(part.chosen.unsqueeze(1), chosen_share, 1 - chosen_share)
 
 
 def kto_one_mean(weight: float = 1.0) -> Identity:

@@ -21,8 +21,9 @@ from rlhf_trl.compare.rows import Row
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import kl_estimate
 
-EQUAL, ZERO, RESIDUAL = 1e-5, 1e-8, 1e-5
-"""Relative error up to which gradients are equal; norm of none; residual of an identity."""
+EQUAL = 1e-5  # relative error up to which two gradients are equal
+ZERO = 1e-8  # norm below which a gradient is zero
+RESIDUAL = 1e-5  # relative error up to which identities explain a difference
 
 Verdict = Literal["equal", "scaled", "differs", "both zero", "cannot run", "not on this TRL"]
 
@@ -52,7 +53,7 @@ class Result:
     verdict: Verdict
     # what each identity does alone, where there is a difference
     contributions: tuple[Contribution, ...] = ()
-    # relative error after all identities; None without a difference, which they do not claim either
+    # relative error after all identities; None where neither gradients nor identities differ
     residual: float | None = None
     why: str = ""  # why it cannot run
 
@@ -125,10 +126,12 @@ class Matrix:
     def compare(self, row: Row, batch: PolicyBatch) -> Result:
         """Measure both sides of a row on a batch, and try its identities on the left gradient.
 
-        Identities belong to differences. Where the sides are equal, they may be there as long as
-        they change nothing on this batch; otherwise the residual shows that they claim too much.
+        Identities explain differences. Where the sides are equal, the row's identities must change
+        nothing on this batch. If they do, the result has a residual, which shows that they claim a
+        difference that is not there.
         """
-        window = self.window(*kind_of(row), batch)
+        kind, columns = kind_of(row)
+        window = self.window(kind, columns, batch)
         loss_left, left = self.side(row.left, window)
         loss_right, right = self.side(row.right, window)
         error, cosine, ratio, verdict = judge(left, right)
@@ -141,10 +144,11 @@ class Matrix:
         if batch.temperature != 1 and isinstance(row.right, Stock):
             steps.append(AT_TEMPERATURE)
         residual = None
-        if verdict in ("scaled", "differs") or (verdict == "equal" and steps):
+        if verdict in ("scaled", "differs"):
             residual = _residual(row.left, window, steps, left, right)
-            if verdict == "equal" and residual <= RESIDUAL:  # the identities change nothing here
-                residual = None
+        elif verdict == "equal" and steps:
+            after_steps = _residual(row.left, window, steps, left, right)
+            residual = None if after_steps <= RESIDUAL else after_steps
         contributions = []
         if residual is not None:
             for step in steps:
@@ -191,19 +195,23 @@ POLICY = ("GRPOTrainer", "RLOOTrainer")
 
 
 def kind_of(row: Row) -> tuple[str, tuple[str, ...]]:
-    """Return whose window a row needs: a trainer's name, and further columns of its data."""
+    """Return the kind of window that a row needs, and further columns of its data.
+
+    The kind is the name of a trainer, or one of `pairs.MADE`.
+    """
     if isinstance(row.right, Stock):
         return kind_of_stock(row.right), row.right.columns
-    return ("orm" if row.algorithm == "orm" else row.left.row.trainer), ()
+    kind = "orm" if row.algorithm == "orm" else row.left.row.trainer
+    return kind, ()
 
 
 def kind_of_stock(side: Stock) -> str:
-    """Return the name of the trainer whose window a stock side needs."""
+    """Return the kind of window that a stock side needs: a trainer's name, or one of MADE."""
     ours = ("BookGRPOTrainer", "BookRLOOTrainer", "BookPPOTrainer", "BookDistillationTrainer")
-    if side.trainer in (*POLICY, *ours):
+    if side.trainer in (*POLICY, *ours):  # all of these answer the prompts of a GRPOTrainer
         return "GRPOTrainer"
     if side.trainer == "BookORPOTrainer" and side.trainer_arguments.get("formulation") == "trl":
-        return "ORPOTrainer"  # whose tokens it keeps
+        return "ORPOTrainer"  # in this formulation ours tokenizes as TRL's does
     return pairs.made_kind(side.trainer_arguments) or side.trainer
 
 
@@ -213,33 +221,42 @@ def book(side: Book, window: Window) -> Measurement:
     if is_online and side.row.family != "distillation":
         view = window.view()
         loss, slopes = view.book(side, view.arguments(side))
-        return loss, view.gradient(slopes)
-    view = distillation.of_policy(window, side) if is_online else window.view
-    loss, slopes = view.book(side)
+    elif is_online:
+        view = distillation.of_policy(window, side)
+        loss, slopes = view.book(side)
+    else:
+        view = window.view
+        loss, slopes = view.book(side)
+    # by the chain rule: `slopes` are the loss's derivatives in what the model puts out
     return loss, view.gradient(slopes)
 
 
 def stock(side: Stock, window: Window, double: bool = False) -> Measurement:
-    """Build TRL's trainer for a window and measure it; `double` computes in float64."""
-    classes = side.classes or pairs.trainer_classes(side.trainer)
-    fields, batch = dict(side.config), window.batch
+    """Build the trainer of a stock side for a window, and measure it.
+
+    `double` computes in float64, for those trainers of pairs that can, `pairs.DOUBLE`.
+    """
+    trainer_class, config = side.classes or pairs.trainer_classes(side.trainer)
+    fields = dict(side.config)
+    batch = window.batch
+    arguments = side.trainer_arguments
     if isinstance(window, PairWindow):
         trainer = pairs.build_trainer(
-            *classes, fields, batch, side.columns, **side.trainer_arguments
+            trainer_class, config, fields, batch, side.columns, **arguments
         )
         measured = window.stock(trainer, double)
     elif isinstance(window, DistillationWindow):
-        trainer = distillation.build_trainer(*classes, fields, batch, **side.trainer_arguments)
+        trainer = distillation.build_trainer(trainer_class, config, fields, batch, **arguments)
         measured = window.stock(trainer)
     else:
-        # A side's fields override those of the window, also where the batch is about another KL or
-        # scale of rewards. So these two are changed in the side's fields.
+        # A side's fields override those of the window. The two that a batch may be about, the KL
+        # and the scale of the rewards, must be the batch's all the same: they are set here.
         if batch.beta:
             fields["beta"] = batch.beta
         if "reward_weights" in fields:
             weights = fields["reward_weights"]
             fields["reward_weights"] = [weight * batch.reward_scale for weight in weights]
-        trainer = build_trainer(*classes, fields, batch, **side.trainer_arguments)
+        trainer = build_trainer(trainer_class, config, fields, batch, **arguments)
         measured = window.stock(trainer)
     return measured.loss, measured.gradient
 
@@ -247,10 +264,10 @@ def stock(side: Stock, window: Window, double: bool = False) -> Measurement:
 def changed(side: Book, window: Window, steps: list[Identity]) -> Tensor:
     """Return the book's gradient in the parameters, (N,), after identities, in their order."""
     if isinstance(window, PairWindow):
-        view, (_, weights) = window.view, window.view.book(side)
-        pair_terms = PairTerms(view, weights)
+        _, weights = window.view.book(side)
+        pair_terms = PairTerms(window.view, weights)
         _apply(steps, pair_terms)
-        return view.gradient(pair_terms.weights)
+        return window.view.gradient(pair_terms.weights)
     if isinstance(window, DistillationWindow):
         return _changed_distillation(side, window, steps)
     return _changed_policy(side, window, steps)
@@ -267,8 +284,8 @@ def _changed_distillation(side: Book, window: DistillationWindow, steps: list[Id
     """Return the gradient after identities; a divergence is all surrogate, without a KL term."""
     view = window.view
     _, weights = view.book(side)
-    norm = view.token_weight(side.row.aggregation)
-    terms = Terms(view, surrogate=weights, kl=0 * weights, norm=norm, beta=0.0)
+    token_weight = view.token_weight(side.row.aggregation)
+    terms = Terms(view, surrogate=weights, kl=0 * weights, token_weight=token_weight, beta=0.0)
     _apply(steps, terms)
     return view.gradient(terms.surrogate)
 
@@ -288,23 +305,32 @@ def _changed_policy(side: Book, window: PolicyWindow, steps: list[Identity]) -> 
 
 
 def _apart(side: Book, view: View, arguments: dict[str, Any], weights: Tensor) -> Terms:
-    """Take d loss / d logps, (B, T), apart: the policy gradient, and beta * KL in the loss."""
+    """Take the derivative of a loss apart: the policy gradient's part, and that of beta * KL.
+
+    Args:
+        side: the row, its formulation and parameters.
+        view: the window.
+        arguments: of the book's function.
+        weights: (B, T) d loss / d logps.
+    """
     row = side.row
     beta = arguments.get("beta", 0.0) if "ref_logps" in arguments else 0.0
-    micro = row.aggregation == "token_mean" and row.window == "micro_batch"
-    norm = view.token_weight("token_mean_micro_batch" if micro else row.aggregation)
+    aggregation = row.aggregation
+    if aggregation == "token_mean" and row.window == "micro_batch":
+        aggregation = "token_mean_micro_batch"
+    token_weight = view.token_weight(aggregation)
     kl = torch.zeros_like(weights)
     if beta and row.kl == "loss":
         logps = view.logps.clone().requires_grad_()
         params = {**row.reads, **arguments}
         estimate = kl_estimate(row, params, logps, view.ref_logps, view.mask)
         (slope,) = torch.autograd.grad(estimate.sum(), logps)
-        kl = beta * norm * slope
-    return Terms(view, weights - kl, kl, norm, beta)
+        kl = beta * token_weight * slope
+    return Terms(view, surrogate=weights - kl, kl=kl, token_weight=token_weight, beta=beta)
 
 
 def judge(left: Tensor, right: Tensor) -> tuple[float, float, float, Verdict]:
-    """Say what two gradients, (N,) each, are to each other.
+    """Compare two gradients, (N,) each.
 
     Returns:
         |right - left| / |left|, cosine, |right| / |left|, and the verdict. Where either gradient is
@@ -321,7 +347,9 @@ def judge(left: Tensor, right: Tensor) -> tuple[float, float, float, Verdict]:
         return 1.0, math.nan, math.nan, "differs"
     error = _error(right, left)
     dot = float(left @ right)
-    factor = dot / left_norm**2  # that brings the left gradient closest to the right one
+    factor = (
+        dot / left_norm**2
+    )  # factor * left is as close to the right gradient as a multiple gets
     verdict: Verdict = "differs"
     if error <= EQUAL:
         verdict = "equal"
@@ -333,19 +361,29 @@ def judge(left: Tensor, right: Tensor) -> tuple[float, float, float, Verdict]:
 def _residual(
     side: Book, window: Window, steps: list[Identity], left: Tensor, right: Tensor
 ) -> float:
-    """Return how far the left gradient is from the right one after all identities, relatively."""
+    """Return the relative error that is left between two gradients, (N,), after all identities.
+
+    Args:
+        side: the left side, whose gradient the identities change.
+        window: on which both are measured.
+        steps: the identities.
+        left: the left gradient without them.
+        right: the right gradient.
+    """
     after_steps = changed(side, window, steps) if steps else left
     return float((right - after_steps).norm() / (right.norm() or left.norm()))
 
 
 def applies(row: Row, batch: PolicyBatch) -> bool:
-    """Whether a row has something to say about a batch."""
-    if row.batches or batch.reward is not None or batch.sampler or batch.max_length:
+    """Return whether a row has something to say about a batch."""
+    only_for_rows_about_it = batch.reward is not None or batch.sampler or batch.max_length
+    if row.batches or only_for_rows_about_it:
         return batch.name in row.batches
     is_rloo = isinstance(row.right, Stock) and row.right.trainer == "RLOOTrainer"
     if is_rloo and batch.name in ("tools", "extreme"):
         return False  # it knows no tools, and float32 rounds the product of 40 ratios
-    if kind_of(row)[0] not in POLICY:
+    kind, _ = kind_of(row)
+    if kind not in POLICY:
         return batch.name in pairs.BATCHES
     books = [side for side in (row.left, row.right) if isinstance(side, Book)]
     if batch.temperature != 1 and len(books) == 2:

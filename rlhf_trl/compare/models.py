@@ -89,15 +89,16 @@ def _with_head(auto: Any, classes: int = 1) -> Module:
     return model
 
 
-_load, _kept = PreTrainedModel.from_pretrained.__func__, {}
+_from_pretrained = PreTrainedModel.from_pretrained.__func__
+_loaded_models: dict[Any, Module] = {}  # by class and arguments
 
 
-def _copied(cls: type, *args: Any, **kwargs: Any) -> Module:
+def _load_once(cls: type, *args: Any, **kwargs: Any) -> Module:
     """Load a model, or copy the one that was loaded with these arguments before."""
     key = cls, repr((args, kwargs))
-    if key not in _kept:
-        _kept[key] = _load(cls, *args, **kwargs)
-    return deepcopy(_kept[key])
+    if key not in _loaded_models:
+        _loaded_models[key] = _from_pretrained(cls, *args, **kwargs)
+    return deepcopy(_loaded_models[key])
 
 
 @contextmanager
@@ -115,10 +116,10 @@ def quick_and_quiet() -> Iterator[None]:
         # datasets hashes every function that is mapped, for caches that nobody reads
         patch("datasets.fingerprint.Hasher.hash", lambda *_: uuid4().hex),
         # TRL loads the reference anew for every trainer
-        patch.object(transformers.PreTrainedModel, "from_pretrained", classmethod(_copied)),
-        # torch keeps the stack where a seed was set, for each kind of device: here []
+        patch.object(transformers.PreTrainedModel, "from_pretrained", classmethod(_load_once)),
+        # torch keeps the stack where a seed was set, for each kind of device: `list()` is empty
         patch("traceback.format_stack", list),
-        # accelerate imports DeepSpeed to see whether a model is of its kind: here False
+        # accelerate imports DeepSpeed to see whether a model is of its kind: `bool()` is False
         patch("accelerate.utils.other.is_deepspeed_available", bool),
     )
     bars_were_disabled = datasets.are_progress_bars_disabled()
@@ -140,10 +141,11 @@ def quick_and_quiet() -> Iterator[None]:
 
 @contextmanager
 def at_scale() -> Iterator[None]:
-    """Let TRL compute as on a large machine: for the second of two processes, head in parts.
+    """Let TRL compute as on a large machine, on paths that a small run does not take.
 
-    The other process's numbers are twice this one's. Where the vocabulary is large, TRL multiplies
-    by the head part by part; here the parts are small, so that it does with this model.
+    TRL believes itself to be the second of two processes; the first one's numbers are twice this
+    one's. Where a vocabulary is large, TRL multiplies by the head part by part; here the parts are
+    so small that it does so with this model, too.
     """
     with ExitStack() as stack:
         for patched in (*_two_processes(), *_small_parts()):
@@ -154,8 +156,8 @@ def at_scale() -> Iterator[None]:
 def _two_processes() -> Iterator[Any]:
     """Yield the patches that make this the second of two processes.
 
-    What is gathered holds the first process's part, then this one's. Modules import the functions
-    that gather by name, so each module of TRL and accelerate has a reference of its own to replace.
+    Functions that gather return the first process's part, then this one's. Modules of TRL and
+    accelerate import these functions by name, so the name is patched in each of the modules.
     """
     from accelerate import Accelerator, utils
 
@@ -215,7 +217,8 @@ class Gradients:
 
     def __init__(self, model: Module, outputs: Tensor) -> None:
         """Take a model and what it put out, differentiable."""
-        self.model, self._outputs = model, outputs
+        self.model = model
+        self._outputs = outputs
         self._tensors = [parameter for _, parameter in sorted(model.named_parameters())]
         self._computed_gradients: dict[bytes, Tensor] = {}
 
@@ -228,9 +231,12 @@ class Gradients:
 
     def _computed(self, weights: Tensor) -> Tensor:
         options = {"retain_graph": True, "allow_unused": True}
-        parts = torch.autograd.grad(self._outputs, self._tensors, weights, **options)
-        pairs = zip(parts, self._tensors, strict=True)
-        return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
+        gradients = torch.autograd.grad(self._outputs, self._tensors, weights, **options)
+        parts = []
+        for gradient, parameter in zip(gradients, self._tensors, strict=True):
+            is_unused = gradient is None
+            parts.append((torch.zeros_like(parameter) if is_unused else gradient).flatten())
+        return torch.cat(parts)
 
 
 def drifted(state: Mapping[str, Tensor], scale: float, seed: int) -> dict[str, Tensor]:
@@ -260,35 +266,45 @@ def trainer_fields() -> dict[str, Any]:
 
 
 def adapter() -> dict[str, Any]:
-    """Return what lets a trainer train an adapter, of a model with logits capped and scaled."""
+    """Return the arguments with which a trainer trains an adapter.
+
+    The model under it has its logits capped and scaled, as some models have.
+    """
     from peft import LoraConfig
 
     model = deepcopy(_loaded())
-    model.config.final_logit_softcapping, model.config.logit_scale = 1.0, 0.8
-    drawn_too = {"target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
-    return {"model": model, "peft_config": LoraConfig(r=4, lora_dropout=0.5, **drawn_too)}
+    model.config.final_logit_softcapping = 1.0
+    model.config.logit_scale = 0.8
+    config = LoraConfig(
+        r=4,
+        lora_dropout=0.5,
+        target_modules=["q_proj", "v_proj"],
+        init_lora_weights=False,  # random weights: otherwise a new adapter changes nothing
+    )
+    return {"model": model, "peft_config": config}
 
 
 def take(model: Module, weights: Mapping[str, Tensor]) -> None:
-    """Load the weights of a policy; of an adapter, move its own instead."""
-    whole = not hasattr(model, "peft_config")
-    if not whole:
+    """Load the weights of a policy into a model; an adapter is moved by noise instead."""
+    has_adapter = hasattr(model, "peft_config")
+    if has_adapter:
         own = {name: tensor for name, tensor in model.state_dict().items() if "lora_" in name}
         weights = drifted(own, 0.3, seed=1)
-    model.load_state_dict(weights, strict=whole)
+    model.load_state_dict(weights, strict=not has_adapter)
 
 
 def tokenizer_with_bos() -> Any:
-    """Return the tokenizer, which here puts its first token (BOS) before each text, as many do."""
+    """Return the embedded tokenizer, changed to put BOS before each text, as many others do."""
     tokenizer = build_tokenizer()
-    first = (tokenizer.bos_token, tokenizer.bos_token_id)
-    begin = TemplateProcessing(single=f"{first[0]} $A", special_tokens=[first])
-    tokenizer.backend_tokenizer.post_processor = begin
+    bos = (tokenizer.bos_token, tokenizer.bos_token_id)
+    # $A stands for the text
+    bos_first = TemplateProcessing(single=f"{tokenizer.bos_token} $A", special_tokens=[bos])
+    tokenizer.backend_tokenizer.post_processor = bos_first
     return tokenizer
 
 
-_IN_CONFIG = ("algorithm", "formulation", "step_separator", "step_split")
-"""Arguments of `make_trainer` that are fields of our configs: which row is trained, and how."""
+_ROW_FIELDS = ("algorithm", "formulation", "step_separator", "step_split")
+"""Arguments of `make_trainer` that go into the config: which row our trainer trains, and how."""
 
 
 def make_trainer(
@@ -305,17 +321,20 @@ def make_trainer(
         config: its config class.
         fields: those of the config, which override all others.
         examples: the data.
-        arguments: further arguments of the trainer, and those of _IN_CONFIG.
+        arguments: further arguments of the trainer. Callers also pass those of _ROW_FIELDS here,
+            which are fields of our configs.
     """
     from datasets import Dataset
 
-    row_fields = {name: arguments.pop(name) for name in _IN_CONFIG if name in arguments}
+    row_fields = {name: arguments.pop(name) for name in _ROW_FIELDS if name in arguments}
     # the later ones override the earlier ones; `recipe_defaults` are what our recipes turn on
     config_fields = trainer_fields() | recipe_defaults(config) | row_fields | dict(fields)
+    model = arguments.pop("model", None)
+    tokenizer = arguments.pop("processing_class", None)
     return trainer(
-        model=arguments.pop("model", None) or deepcopy(_loaded()),
+        model=model or deepcopy(_loaded()),
         args=config(**config_fields),
         train_dataset=Dataset.from_list(examples),
-        processing_class=arguments.pop("processing_class", None) or build_tokenizer(),
+        processing_class=tokenizer or build_tokenizer(),
         **arguments,
     )
