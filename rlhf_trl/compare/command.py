@@ -75,20 +75,18 @@ def _matrix(args: Namespace) -> None:
 def _check_results(results: Sequence[Result]) -> None:
     """Refuse differences that nothing explains, and comparisons that cannot be computed.
 
-    On another release of TRL than the recorded one, a side that this release does not have ("not on
-    this TRL") is no fault; one that TRL has and that cannot run always is.
+    The verdict "cannot run" is always a fault. The verdict "not on this TRL" says that this release
+    lacks a trainer, or that ours does not run on it: a fault only on the recorded release, on
+    which everything runs.
     """
     unexplained = [result for result in results if not result.explained]
     if unexplained:
         names = ", ".join(f"{result.row.algorithm} on {result.batch}" for result in unexplained)
         raise InputError(f"differences that no identity explains: {names}")
-    # `why` is empty for what could be computed
-    is_recorded_release = version("trl") == shipped()["versions"]["trl"]
-    reasons = [
-        result.why
-        for result in results
-        if result.why and (is_recorded_release or result.verdict == "cannot run")
-    ]
+    faults = ["cannot run"]
+    if version("trl") == shipped()["versions"]["trl"]:
+        faults.append("not on this TRL")
+    reasons = [result.why for result in results if result.verdict in faults]
     if reasons:
         why = "; ".join(sorted(set(reasons)))
         raise InputError(f"{len(reasons)} comparisons cannot be computed with this TRL: {why}")
@@ -132,26 +130,27 @@ def _two_configs(args: Namespace) -> None:
 def _subject(args: Namespace, config: str | None) -> None:
     """Print how far a config or a trainer is from algorithms.
 
-    `--algorithms` chooses those to compare with; without it they are all that it could be. If it is
-    not the algorithm that --require names, that is an InputError.
+    The algorithms are those of --algorithms; without that option, all that the trainer could
+    compute. If --require names one that the config or trainer does not compute, an InputError ends
+    the command.
     """
     names = [name for name in (args.algorithms or "").split(",") if name.strip()]
-    wanted = [_algorithm_and_formulation(name) for name in names]
+    compared_with = [_algorithm_and_formulation(name) for name in names]
     required = _algorithm_and_formulation(args.require) if args.require else None
-    if required and wanted and required not in wanted:
-        wanted.append(required)
+    if required and compared_with and required not in compared_with:
+        compared_with.append(required)
     subject = read_subject(config, args.trainer)
-    measured = distances(subject, wanted)
+    measured = distances(subject, compared_with)
     print(report.render_distances(subject, measured, args.format))
     if required is None:
         return
-    of_required = [d for d in measured if (d.algorithm, d.formulation) == required]
-    if not of_required:
-        # Without --algorithms only what the trainer could compute is measured, and the required
-        # algorithm is not among it. Asked for by name, it is an InputError that says why.
-        of_required = distances(subject, [required])
-    if not of_required[0].equal:
-        raise InputError(_refusal(subject.label, "/".join(required), of_required[0]))
+    to_required = [d for d in measured if (d.algorithm, d.formulation) == required]
+    if not to_required:
+        # Nothing was named by --algorithms, and the required one is none that the trainer could
+        # compute. Measuring it by name raises an InputError that says why.
+        to_required = distances(subject, [required])
+    if not to_required[0].equal:
+        raise InputError(_refusal(subject.label, "/".join(required), to_required[0]))
 
 
 def _refusal(label: str, required: str, distance: Distance) -> str:

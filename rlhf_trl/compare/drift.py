@@ -49,6 +49,8 @@ HISTORY = {
 }
 
 Facts = Mapping[str, Any]  # a section of a surface
+# The formulations that stand on one stock trainer, by labels such as "grpo (chapter)".
+RowsByLabel = Mapping[str, Formulation]
 
 # What relies on a trainer that no recipe stands on.
 _RELY = {
@@ -88,20 +90,21 @@ def check(recorded: Surface | None = None) -> tuple[list[Moved], Surface, Surfac
 def compare(recorded: Surface, installed: Surface) -> list[Moved]:
     """Return what differs between the recorded and the installed surface.
 
-    What hangs on a class that has gone is left out, the class itself is not. A module of ours that
-    the installed TRL keeps from being imported is among the differences, too.
+    A trainer or config that has gone is one difference: its signatures, defaults and losses, which
+    have gone with it, are not listed. A module of ours that cannot be imported with the installed
+    TRL is among the differences, too.
     """
     # as `family_of` names them: "GRPO" where GRPOTrainer or GRPOConfig has gone
-    gone = {
+    gone_families = {
         family_of(name)
         for name, home in recorded["homes"].items()
         if home and not installed["homes"][name]
     }
     moved = [
         *_moved_homes(recorded["homes"], installed["homes"]),
-        *_moved_signatures(recorded["signatures"], installed["signatures"], gone),
-        *_moved_defaults(recorded["defaults"], installed["defaults"], gone),
-        *_moved_losses(recorded["losses"], installed["losses"], gone),
+        *_moved_signatures(recorded["signatures"], installed["signatures"], gone_families),
+        *_moved_defaults(recorded["defaults"], installed["defaults"], gone_families),
+        *_moved_losses(recorded["losses"], installed["losses"], gone_families),
         *_moved_fields(recorded["fields"], installed["fields"]),
     ]
     _, not_importable = relied_on()
@@ -119,51 +122,61 @@ def _moved(section: str, place: str, old: Any, new: Any) -> Moved:
 
 
 def _moved_homes(recorded: Facts, installed: Facts) -> Iterator[Moved]:
-    """Yield the classes that another module exports, or none; `recorded` may hold None, too."""
-    for name, old in recorded.items():
-        old, new = old or "absent", installed.get(name) or "absent"
-        if new == "absent" != old:
+    """Yield the classes that another module exports than before, or none.
+
+    A home of None says that no module exports the class.
+    """
+    for name, old_home in recorded.items():
+        old = old_home or "absent"
+        new = installed.get(name) or "absent"
+        if new == "absent" and old != "absent":
             new = _why_not(old, name)
         if not _same(old, new):
             yield _moved("homes", name, old, new)
 
 
 def _moved_signatures(
-    recorded: Facts, installed: Facts, gone: Collection[str | None]
+    recorded: Facts, installed: Facts, gone_families: Collection[str | None]
 ) -> Iterator[Moved]:
     """Yield the functions with another signature, and methods that have come or gone."""
-    # a method that has come may stand before one that is relied on
+    # also those of `installed`: a method that has come may override one that is relied on
     for place in dict.fromkeys([*installed, *recorded]):
-        old, new = recorded.get(place) or "absent", installed.get(place) or "absent"
-        if family_of(place) not in gone and not _same(old, new):
+        old = recorded.get(place) or "absent"
+        new = installed.get(place) or "absent"
+        if family_of(place) not in gone_families and not _same(old, new):
             yield _moved("signatures", place, old, new)
 
 
 def _moved_defaults(
-    recorded: Facts, installed: Facts, gone: Collection[str | None]
+    recorded: Facts, installed: Facts, gone_families: Collection[str | None]
 ) -> Iterator[Moved]:
-    """Yield the fields with another default; those that have gone are told as fields."""
+    """Yield the fields with another default; `_moved_fields` has the fields that have gone."""
     for place, old in recorded.items():
-        if place not in installed or family_of(place) in gone:
+        if place not in installed or family_of(place) in gone_families:
             continue
         if not _same(old, installed[place]):
             yield _moved("defaults", place, old, installed[place])
 
 
 def _moved_losses(
-    recorded: Facts, installed: Facts, gone: Collection[str | None]
+    recorded: Facts, installed: Facts, gone_families: Collection[str | None]
 ) -> Iterator[Moved]:
-    """Yield the losses that differ, then those that cannot be computed, by trainer and error.
+    """Yield the losses that differ, then those that cannot be computed.
 
-    A case is a trainer and its settings, such as "GRPOTrainer loss_type=grpo". Its loss is [loss,
-    gradient norm], or a text: the error that keeps it from being computed.
+    Losses of one trainer that fail by the same error are one difference.
+
+    Args:
+        recorded: for each case, a trainer and its settings such as "GRPOTrainer loss_type=grpo":
+            [loss, gradient norm], or None for a loss that is to be watched and is not recorded yet.
+        installed: the same of the installed TRL, or the error that a case raises.
+        gone_families: the trainers that the installed TRL lacks, see `family_of`.
     """
     failed: dict[tuple[str, str], list[str]] = defaultdict(list)  # cases by trainer and error
-    for case, old in recorded.items():
-        if family_of(case) in gone:
+    for case, old_loss in recorded.items():
+        if family_of(case) in gone_families:
             continue
-        # null stands for a loss that is to be watched, and is not recorded yet
-        old, new = old or "absent", installed.get(case) or "absent"
+        old = old_loss or "absent"
+        new = installed.get(case) or "absent"
         # losses in bfloat16 may differ by 3 % between machines
         tolerance = 300 * TOLERANCE if "bf16=true" in case else TOLERANCE
         if isinstance(new, str):
@@ -173,20 +186,24 @@ def _moved_losses(
             yield _moved("losses", case, old, new)
     for (trainer, why), cases in failed.items():
         what = cases[0] if len(cases) == 1 else f"{trainer}, {len(cases)} losses"
-        # whom it concerns that the trainer itself has moved: none of these losses can be computed
+        # a loss that cannot be computed concerns everybody who uses the trainer: "homes" lists them
         concerned = _concerns("homes", trainer)
         yield Moved(what, recorded="can be computed", found=why, since=None, concerns=concerned)
 
 
 def _moved_fields(recorded: Facts, installed: Facts) -> Iterator[Moved]:
-    """Yield the fields that have come or gone; one line for those of several configs alike."""
-    configs_of: dict[Moved, list[str]] = defaultdict(list)
-    for config, names in recorded.items():
-        for name in sorted({*names} ^ {*installed.get(config, names)}):
-            old, new = ("present", "absent") if name in names else ("absent", "present")
+    """Yield the fields that have come or gone: once for all configs of which the same is to say."""
+    configs_of: dict[Moved, list[str]] = defaultdict(list)  # by a difference without its configs
+    for config, old_names in recorded.items():
+        new_names = installed.get(
+            config, old_names
+        )  # a config that has gone is no matter of fields
+        for name in sorted({*old_names} ^ {*new_names}):
+            has_come = name in new_names
+            old, new = ("absent", "present") if has_come else ("present", "absent")
             since = _since(f"{config} field {name}", old, new)
-            concerned = _concerns_field(f"{config}.{name}", has_come=new == "present")
-            alike = Moved(name, old, new, since, concerned)
+            concerned = _concerns_field(f"{config}.{name}", has_come)
+            alike = Moved(what=name, recorded=old, found=new, since=since, concerns=concerned)
             configs_of[alike].append(config)
     for moved, configs in configs_of.items():
         yield replace(moved, what=f"{', '.join(configs)} field {moved.what}")
@@ -221,7 +238,7 @@ def _concerns_field(place: str, has_come: bool) -> str:
         fate = "which name it already" if listed else "one of which it must join if it does"
         return f"the lists of fields that touch a loss in rlhf_trl/algorithms/parameters.py, {fate}"
     rows = _rows_on(family_of(place) or "GRPO")
-    return ", ".join([*_joined(_naming(name, rows), rows), "configs that set it"])
+    return ", ".join([*_shortened(_rows_with_field(name, rows), rows), "configs that set it"])
 
 
 def _concerns(section: str, place: str) -> str:
@@ -236,20 +253,21 @@ def _concerns(section: str, place: str) -> str:
     name = place.rpartition(".")[2]
     rows = _rows_on(family)
     if section == "signatures":
-        return ", ".join(_users(place, name, family)) or _everyone(family, rows)
-    naming = _naming(name, rows)
-    if section == "defaults" and naming:  # a row that names the field does not take the default
-        others = _joined([label for label in rows if label not in naming], rows)
-        reached = ", ".join([f"the stock {family}Trainer", *others])
-        return f"{reached}; not the {len(naming)} formulations that name it"
+        return ", ".join(_users(place, name, family)) or _all_users(family, rows)
+    rows_with_field = _rows_with_field(name, rows)
+    if section == "defaults" and rows_with_field:
+        # a row that sets or reads the field has a value of its own, whatever the default is
+        taking_default = [label for label in rows if label not in rows_with_field]
+        reached = ", ".join([f"the stock {family}Trainer", *_shortened(taking_default, rows)])
+        return f"{reached}; not the {len(rows_with_field)} formulations that name it"
     if section == "losses" and rows:
         # only a row that TRL computes with settings (`trl` is True) changes with TRL's loss
         equal = [label for label, row in rows.items() if row.trl is True and _is_case(row, place)]
-        return ", ".join(_joined(equal, rows)) or f"the stock {family}Trainer"
-    return _everyone(family, rows)
+        return ", ".join(_shortened(equal, rows)) or f"the stock {family}Trainer"
+    return _all_users(family, rows)
 
 
-def _naming(field: str, rows: Mapping[str, Formulation]) -> list[str]:
+def _rows_with_field(field: str, rows: RowsByLabel) -> list[str]:
     """Return the labels of the rows that set or read a field."""
     return [
         label
@@ -258,8 +276,8 @@ def _naming(field: str, rows: Mapping[str, Formulation]) -> list[str]:
     ]
 
 
-def _rows_on(family: str) -> dict[str, Formulation]:
-    """Return the formulations that stand on a stock trainer, by labels such as "grpo (chapter)".
+def _rows_on(family: str) -> RowsByLabel:
+    """Return the formulations that stand on a stock trainer.
 
     `family` is the trainer's name without "Trainer".
     """
@@ -271,59 +289,76 @@ def _rows_on(family: str) -> dict[str, Formulation]:
     }
 
 
-def _everyone(family: str, rows: Iterable[str]) -> str:
-    """Return the algorithms and scripts that stand on a stock trainer."""
+def _all_users(family: str, rows: RowsByLabel) -> str:
+    """Return the algorithms and scripts that stand on a stock trainer, as words."""
     scripts = [stage.script for stage in STAGES.values() if stage.stock == f"{family}Trainer"]
     others = ", ".join(scripts) or _RELY.get(family, f"what builds on {family}Trainer")
-    return ", ".join([*_joined(rows, rows), others])
+    return ", ".join([*_shortened(rows, rows), others])
 
 
 def _users(place: str, name: str, family: str) -> list[str]:
     """Return our classes that override or call a method, and for GRPO the files that name it.
 
-    `family` is "GRPO" for what belongs to no trainer, too. Both are used outside our trainers as
-    well, so all files of the package are searched for the name.
+    The methods of GRPOTrainer, and those of no trainer, for which `family` is "GRPO" as well, are
+    also used outside our trainers. So all files of the package are searched for the name.
+
+    Args:
+        place: the dotted name of the method.
+        name: the method's own name.
+        family: the trainer's name without "Trainer".
     """
-    classes = relied_on()[0].get(place, set())
+    methods, _ = relied_on()
+    classes = methods.get(place, set())
     users = sorted(cls.__name__ for cls in classes)
     if family == "GRPO" and not name.startswith("__"):
-        files = {*Path(trainers.__file__).parents[1].rglob("*.py")}
-        files -= {Path(inspect.getfile(cls)) for cls in {*classes, OnTRL}}
-        users += sorted(f.name for f in files if re.search(rf"\b{name}\b", f.read_text()))
+        package = Path(trainers.__file__).parents[1]
+        # the classes stand for their own files, and for that of OnTRL, from which all derive
+        already_named = {Path(inspect.getfile(cls)) for cls in {*classes, OnTRL}}
+        files = {*package.rglob("*.py")} - already_named
+        users += sorted(file.name for file in files if re.search(rf"\b{name}\b", file.read_text()))
     return users
 
 
 def _is_case(row: Formulation, case: str) -> bool:
     """Tell whether a recorded loss is computed with the settings of a row."""
     values = ONLINE | settings(case)
-    return all(_agree(want, values.get(key, want)) for key, want in row.settings.items())
+    # a setting that the case leaves open has the row's value
+    return all(_agree(setting, values.get(key, setting)) for key, setting in row.settings.items())
 
 
 def _agree(setting: Any, value: Any) -> bool:
-    """Tell whether a row's setting, of which a list is a sum of losses, has or holds a value."""
+    """Tell whether a value is a row's setting, or one of its losses where that lists several.
+
+    A setting that is a function of the row's parameters agrees with any value.
+    """
     return callable(setting) or setting == value or (isinstance(setting, list) and value in setting)
 
 
-def _joined(labels: Iterable[str], rows: Iterable[str]) -> list[str]:
-    """Write "grpo" where all formulations of an algorithm are meant, else "grpo (chapter)"."""
-    in_part = {label.split()[0] for label in rows if label not in labels}
+def _shortened(labels: Iterable[str], rows: RowsByLabel) -> list[str]:
+    """Shorten "grpo (chapter)" to "grpo" where `labels` has all formulations of it in `rows`."""
+    labels = list(labels)
+    incomplete = {label.split()[0] for label in rows if label not in labels}
     names = {}  # in their order, each once
     for label in labels:
         algorithm = label.split()[0]
-        names[label if algorithm in in_part else algorithm] = None
+        names[label if algorithm in incomplete else algorithm] = None
     return list(names)
 
 
 def _since(place: str, old: Any, new: Any) -> str | None:
+    """Return the release in which a change was made, in either direction, or None if not known."""
     release, before, after = HISTORY.get(place, (None, None, None))
-    known = after == "absent" or (before, after) in ((old, new), (new, old))
-    return release if known else None
+    is_known = after == "absent" or (before, after) in ((old, new), (new, old))
+    return release if is_known else None
 
 
 def _same(old: Any, new: Any, tolerance: float = TOLERANCE, least: float = 0.0) -> bool:
-    """Tell whether two facts are equal up to rounding, of numbers of a size of `least` or more."""
+    """Tell whether two facts are equal, numbers up to rounding.
+
+    `tolerance` is relative to the larger number, but at least to `least`.
+    """
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        # terms of both signs make losses near 0
+        # losses near 0 are sums of terms of both signs, whose rounding does not shrink with the sum
         return all(_same(a, b, tolerance, 0.01) for a, b in zip(old, new, strict=True))
     if isinstance(old, float) and isinstance(new, float):
         return abs(old - new) <= tolerance * max(abs(old), abs(new), least)
