@@ -43,9 +43,8 @@ LENGTH = 8  # tokens of each completion where all have equal lengths
 GROUP = 4  # completions per prompt
 ROWS = 8  # completions per micro-batch
 WEIGHTS = (1.0, 0.5)  # of the two rewards
-CRITIC = (
-    "value_model"  # PPO's value model: the policy's attribute, and how its weights' names begin
-)
+VALUE_MODEL = "value_model"  # the policy's attribute that holds PPO's value model
+CRITIC = f"{VALUE_MODEL}."  # what the names of a value model's weights begin with
 WORDS = ("sun", "tree", "river", "stone", "cloud", "light", "green", "house", "mouse", "bread")
 
 
@@ -412,7 +411,7 @@ class PolicyWindow:
         self._fields = fields or {}
         self._views: dict[float, View] = {}  # by temperature
         critic = untrained_token_scorer().state_dict()
-        critic = {f"{CRITIC}.{name}": tensor for name, tensor in critic.items()}
+        critic = {CRITIC + name: tensor for name, tensor in critic.items()}
         # the policy that generates is not the reference, which is the untrained model itself
         self.generating = drifted(untrained().state_dict(), 0.05, seed=99) | critic
         self.current = self.generating  # the policy that is trained
@@ -471,7 +470,7 @@ class PolicyWindow:
         if is_stock:  # others may order and shuffle as they like
             check_order(trainer)
         # only a trainer with a value model (PPO's) has a place for the critic's weights
-        has_critic = hasattr(trainer.model, CRITIC)
+        has_critic = hasattr(trainer.model, VALUE_MODEL)
         with unmixed(trl_module, is_stock):
             source = measure.batches(trainer)
             take(trainer.model.train(), _weights(self.generating, with_critic=has_critic))
@@ -538,9 +537,8 @@ class PolicyWindow:
     def _critic_values(self, state: Mapping[str, Tensor]) -> tuple[Module, Tensor]:
         """Return the value model with these weights in float64, and its values, (B, T)."""
         model = untrained_token_scorer().double()
-        prefix = f"{CRITIC}."
-        own = {name: tensor for name, tensor in state.items() if name.startswith(prefix)}
-        model.load_state_dict({name.removeprefix(prefix): tensor for name, tensor in own.items()})
+        own = {name: tensor for name, tensor in state.items() if name.startswith(CRITIC)}
+        model.load_state_dict({name.removeprefix(CRITIC): tensor for name, tensor in own.items()})
         tokens, attention = whole(self.ids)
         values = model(input_ids=tokens, attention_mask=attention).logits[..., 0]
         length = self.ids["completion_ids"].shape[1]
@@ -674,8 +672,7 @@ def _keeps_groups(trainer: Any, epoch: list[int]) -> bool:
 
 def _weights(state: Mapping[str, Tensor], with_critic: bool = False) -> dict[str, Tensor]:
     """Return the weights of a policy by name, without those of its value model or with them."""
-    prefix = f"{CRITIC}."
-    return {name: tensor for name, tensor in state.items() if with_critic or prefix not in name}
+    return {name: tensor for name, tensor in state.items() if with_critic or CRITIC not in name}
 
 
 def whole(ids: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

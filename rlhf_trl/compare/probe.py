@@ -50,10 +50,22 @@ NAMES = (
 )
 """The properties."""
 
-GARBAGE, NAN, WIDER, SIDE, ORDER, PROMPTS, SPLIT, FLAT, RATIO, ONCE = NAMES
+(
+    GARBAGE_UNDER_MASK,
+    NAN_UNDER_MASK,
+    MORE_PADDING,
+    PADDING_SIDE,
+    COMPLETION_ORDER,
+    PROMPT_ORDER,
+    MICRO_BATCHES,
+    EQUAL_REWARDS,
+    FIRST_RATIO,
+    TOKENS_COUNT_ONCE,
+) = NAMES
 
 FAR = 30.0  # garbage under the mask: log-probabilities that no ratio survives
-Batch = dict[str, Any]
+Batch = dict[str, Any]  # tensors by their names in SYNONYMS, and `num_generations`
+Check = Callable[[Batch], str]  # says what is wrong with a batch, "" for nothing
 
 
 @dataclass(frozen=True)
@@ -69,30 +81,33 @@ class Loss:
     """A function as a loss of batches."""
 
     def __init__(self, path: str, settings: Mapping[str, Any]) -> None:
-        """Import `module:function` and see what it takes.
+        """Import the function and find out which tensors to pass to it.
 
         Args:
-            path: the module and the function.
+            path: the module and the function, as `module:function`.
             settings: further arguments, which are passed as they are.
 
         Raises:
-            InputError: it cannot be imported, lacks a parameter for a tensor that every loss needs,
-                needs a further argument, or cannot be run on a batch.
+            InputError: the function cannot be imported, lacks a parameter for a tensor that every
+                loss needs, needs a further argument, or cannot be run on a batch.
         """
         self.path = path
         self.settings = dict(settings)
         self.function = _imported(path)
         parameters = inspect.signature(self.function).parameters
-        self.names = _tensor_names(parameters)  # tensors in SYNONYMS -> the function's parameters
-        for needed in (("logps",), ("mask",), ("advantages", "rewards")):
-            if not self.names.keys() & needed:
+        # from a tensor's name in SYNONYMS to the function's parameter for it
+        self.names = _tensor_names(parameters)
+        for any_of in (("logps",), ("mask",), ("advantages", "rewards")):
+            if not self.names.keys() & any_of:
                 own, known = ", ".join(parameters), ", ".join(SYNONYMS)
-                why = f"no parameter for {' or '.join(needed)}, but {own}"
+                why = f"no parameter for {' or '.join(any_of)}, but {own}"
                 raise InputError(f"{path} has {why}; write one around it that has these: {known}")
         required = _required(parameters)
-        unmet = required - set(self.names.values()) - self.settings.keys()
-        if unmet:
-            raise InputError(f"{path} needs {', '.join(sorted(unmet))}; write NAME=VALUE for each")
+        missing = required - set(self.names.values()) - self.settings.keys()
+        if missing:
+            raise InputError(
+                f"{path} needs {', '.join(sorted(missing))}; write NAME=VALUE for each"
+            )
         # losses such as `policy_gradient_loss` refuse a reference where no KL reads it
         if self.names.get("ref_logps") not in required and not self.settings.get("beta"):
             self.names.pop("ref_logps", None)
@@ -101,22 +116,32 @@ class Loss:
     def _choose_tensors(self, required: set[str]) -> None:
         """Choose the optional tensors to leave out, and whether each token has an advantage.
 
-        A function for many algorithms, as `policy_gradient_loss`, has None for tensors that only
-        some of them read, and refuses those that the chosen one does not read. So choices are tried
-        until the function can be run with one, which is kept in `left_out` and `per_token`.
+        A function for many algorithms, such as `policy_gradient_loss`, has the default None for
+        tensors that only some algorithms read, and refuses a tensor that the chosen algorithm does
+        not read. So the choices are tried in turn. The first one with which the function can be run
+        is kept in `left_out` and `per_token`.
+
+        Args:
+            required: the parameters that the function does not have a default for.
         """
-        optional = [
+        optional = {
             name
             for name in ("binary_rewards", "old_logps")
             if name in self.names and self.names[name] not in required
-        ]
-        # What is left out, in turn. Where both are optional: most algorithms read old_logps alone,
-        # those without a ratio neither, MaxRL binary_rewards alone, and a loss may read both.
-        choices = [set(optional[:1]), set(optional), set(optional[1:]), set()]
+        }
+        choices = [optional, set()]  # what to leave out, in turn
+        if len(optional) == 2:
+            choices = [
+                {"binary_rewards"},  # most algorithms read old_logps alone
+                {"binary_rewards", "old_logps"},  # those without a ratio read neither
+                {"old_logps"},  # MaxRL reads binary_rewards alone
+                set(),
+            ]
         first_error = None
         for per_token in (False, True):
             for left_out in choices:
-                self.per_token, self.left_out = per_token, left_out
+                self.per_token = per_token
+                self.left_out = left_out
                 try:
                     self(sample(*SIZES[-1]))
                     return
@@ -126,7 +151,7 @@ class Loss:
         raise InputError(problem) from first_error
 
     def __call__(self, batch: Batch) -> tuple[float, Tensor]:
-        """Return the loss and its gradient with respect to the log-probabilities."""
+        """Return the loss and its gradient with respect to the log-probabilities, (B, T)."""
         tensors = dict(batch)
         tensors["logps"] = batch["logps"].clone().requires_grad_()
         if self.per_token:
@@ -151,7 +176,7 @@ def _imported(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     if not name:
         raise InputError(f"{path} names no function; write module:function")
-    look_here()
+    allow_imports_from_working_folder()
     try:
         return getattr(import_module(module), name)
     except Exception as error:  # whatever the user's module raises
@@ -178,7 +203,7 @@ def _tensor_names(parameters: Mapping[str, Any]) -> dict[str, str]:
     return names
 
 
-def look_here() -> None:
+def allow_imports_from_working_folder() -> None:
     """Let modules of the working folder be imported."""
     folder = str(Path.cwd())
     if folder not in sys.path:
@@ -188,8 +213,13 @@ def look_here() -> None:
 def sample(prompts: int, group: int, tokens: int) -> Batch:
     """Return a batch in float64: ragged completions, padded on the right, ratios of 0.7 to 1.4.
 
-    `tokens` is the length of the longest completion. Log-probabilities under the padding are as
-    random as the others, so that a loss that reads them shows it.
+    Log-probabilities under the padding are as random as the others, so that a loss that reads them
+    shows it.
+
+    Args:
+        prompts: number of prompts.
+        group: completions of each prompt.
+        tokens: length of the longest completion.
     """
     draw = torch.Generator().manual_seed(prompts * 100 + group * 10 + tokens)
     rows = prompts * group
@@ -220,8 +250,8 @@ def sample(prompts: int, group: int, tokens: int) -> Batch:
     }
 
 
-TOKENS = ("logps", "old_logps", "ref_logps", "mask")
-ROWS = (*TOKENS, "rewards", "advantages", "binary_rewards")
+TOKENS = ("logps", "old_logps", "ref_logps", "mask")  # tensors with a number for each token
+ROWS = (*TOKENS, "rewards", "advantages", "binary_rewards")  # tensors with a row per completion
 
 
 def _picked(batch: Batch, rows: Tensor) -> Batch:
@@ -229,7 +259,10 @@ def _picked(batch: Batch, rows: Tensor) -> Batch:
 
 
 def _filled(value: float, batch: Batch) -> Batch:
-    """Put a value under the mask; the signs alternate, and between tensors, too."""
+    """Put a value under the mask, with a sign that alternates between tokens.
+
+    `old_logps` gets the opposite sign, so that ratios are far from 1, too.
+    """
     sign = 1 - 2 * (torch.arange(batch["mask"].shape[1]) % 2)
     signs = {"logps": sign, "old_logps": -sign, "ref_logps": sign}
     filled = dict(batch)
@@ -238,10 +271,14 @@ def _filled(value: float, batch: Batch) -> Batch:
     return filled
 
 
-def turned(mask: Tensor) -> Tensor:
-    """Return the place of each token with the padding on the left."""
-    width, lengths = mask.shape[1], mask.sum(1).long()
-    return (torch.arange(width) - (width - lengths)[:, None]) % width
+def left_padded_order(mask: Tensor) -> Tensor:
+    """Return (B, T) indices of tokens that, gathered in this order, have the padding on the left.
+
+    `mask` is (B, T) with the padding on the right.
+    """
+    width = mask.shape[1]
+    padding = width - mask.sum(1).long()
+    return (torch.arange(width) - padding[:, None]) % width
 
 
 def _at_first(batch: Batch) -> Batch:
@@ -250,25 +287,28 @@ def _at_first(batch: Batch) -> Batch:
 
 
 def _order(batch: Batch, groups: bool) -> Tensor:
-    """Turn around the prompts, or the completions of each; twice is the order as it was."""
+    """Return row numbers that reverse the prompts (`groups`), or else the completions of each.
+
+    Applied twice, they give the original order again.
+    """
     size = batch["num_generations"]
     rows = torch.arange(len(batch["mask"])).view(-1, size)
     return (rows.flip(0) if groups else rows.flip(1)).flatten()
 
 
-def _properties(loss: Loss) -> dict[str, Callable[[Batch], str]]:
-    """Return a check of each property: it says what is wrong with a batch, "" for nothing."""
+def _properties(loss: Loss) -> dict[str, Check]:
+    """Return a check of each property."""
     return {
-        GARBAGE: partial(_unchanged, loss, partial(_filled, FAR)),
-        NAN: partial(_unchanged, loss, partial(_filled, math.nan)),
-        WIDER: partial(_unchanged, loss, _widened, back=_narrowed),
-        SIDE: partial(_unchanged, loss, _padded_left, back=_padded_right),
-        ORDER: partial(_unchanged_by_order, loss, groups=False),
-        PROMPTS: partial(_unchanged_by_order, loss, groups=True),
-        SPLIT: partial(_splits, loss),
-        FLAT: partial(_ignores_equal_rewards, loss),
-        RATIO: partial(_starts_at_ratio_one, loss),
-        ONCE: partial(_counts_tokens_once, loss),
+        GARBAGE_UNDER_MASK: partial(_unchanged, loss, partial(_filled, FAR)),
+        NAN_UNDER_MASK: partial(_unchanged, loss, partial(_filled, math.nan)),
+        MORE_PADDING: partial(_unchanged, loss, _widened, back=_narrowed),
+        PADDING_SIDE: partial(_unchanged, loss, _padded_left, back=_padded_right),
+        COMPLETION_ORDER: partial(_unchanged_by_order, loss, groups=False),
+        PROMPT_ORDER: partial(_unchanged_by_order, loss, groups=True),
+        MICRO_BATCHES: partial(_splits, loss),
+        EQUAL_REWARDS: partial(_ignores_equal_rewards, loss),
+        FIRST_RATIO: partial(_starts_at_ratio_one, loss),
+        TOKENS_COUNT_ONCE: partial(_counts_tokens_once, loss),
     }
 
 
@@ -280,14 +320,18 @@ def _unchanged(
 ) -> str:
     """Check that a change of the batch changes neither loss nor gradient.
 
-    `back`, for changes that move, add or reorder tokens, takes the original batch and the gradient
-    of the changed one, and returns that gradient in the shape and order of the original.
+    Args:
+        loss: the function.
+        change: returns the changed batch.
+        batch: the original batch.
+        back: for changes that move, add or reorder tokens. It takes the original batch and the
+            gradient of the changed one, and returns that gradient in the original order and shape.
     """
     value, slope = loss(batch)
     new_value, new_slope = loss(change(batch))
     if back is not None:
         new_slope = back(batch, new_slope)
-    return unlike(value, slope, new_value, new_slope)
+    return difference(value, slope, new_value, new_slope)
 
 
 def _widened(batch: Batch) -> Batch:
@@ -300,11 +344,13 @@ def _narrowed(batch: Batch, slope: Tensor) -> Tensor:
 
 
 def _padded_left(batch: Batch) -> Batch:
-    return batch | {name: batch[name].gather(1, turned(batch["mask"])) for name in TOKENS}
+    return batch | {
+        name: batch[name].gather(1, left_padded_order(batch["mask"])) for name in TOKENS
+    }
 
 
 def _padded_right(batch: Batch, slope: Tensor) -> Tensor:
-    return torch.zeros_like(slope).scatter(1, turned(batch["mask"]), slope)
+    return torch.zeros_like(slope).scatter(1, left_padded_order(batch["mask"]), slope)
 
 
 def _unchanged_by_order(loss: Loss, batch: Batch, groups: bool) -> str:
@@ -316,7 +362,8 @@ def _unchanged_by_order(loss: Loss, batch: Batch, groups: bool) -> str:
 def _splits(loss: Loss, batch: Batch) -> str:
     """Check that micro-batches of one prompt each average to the batch's loss and gradient.
 
-    A micro-batch that differs by a factor alone has another normalizer, a milder verdict (SCALED).
+    Where each micro-batch's gradient only has another length, the normalizer is another one. That
+    gives a milder verdict: the fault begins with SCALED.
     """
     size = batch["num_generations"]
     value, slope = loss(batch)
@@ -324,18 +371,19 @@ def _splits(loss: Loss, batch: Batch) -> str:
     parts = [loss(_picked(batch, rows_of_prompt)) for rows_of_prompt in rows.split(size)]
     mean_value = sum(part_value for part_value, _ in parts) / len(parts)
     mean_slope = torch.cat([part_slope for _, part_slope in parts]) / len(parts)
-    differences = [
-        unlike(0, whole, 0, part)
+    # of each prompt's gradients alone, so the losses are left out: 0 and 0
+    faults = [
+        difference(0, whole, 0, part)
         for whole, part in zip(slope.split(size), mean_slope.split(size), strict=True)
     ]
-    if any(text and not text.startswith(SCALED) for text in differences):
+    if any(fault and not fault.startswith(SCALED) for fault in faults):
         # broken in some micro-batch, even where the whole gradient happens to be scaled
-        return unlike(value, slope, mean_value, mean_slope).replace(SCALED, "")
-    return max(differences)  # "" only if all are ""
+        return difference(value, slope, mean_value, mean_slope).replace(SCALED, "")
+    return max(faults)  # "" only if all are ""
 
 
 def _ignores_equal_rewards(loss: Loss, batch: Batch) -> str:
-    """Check that a first prompt whose completions all have the same reward has no gradient."""
+    """Check that the first prompt has no gradient if its completions all have the same reward."""
     rows = slice(0, batch["num_generations"])
     equal = {name: batch[name].clone() for name in ("rewards", "advantages", "binary_rewards")}
     equal["rewards"][rows] = 0.7
@@ -347,12 +395,16 @@ def _ignores_equal_rewards(loss: Loss, batch: Batch) -> str:
 
 
 def _starts_at_ratio_one(loss: Loss, batch: Batch) -> str:
-    """Check that before the first update only ratios count, not the log-probabilities' level."""
+    """Check that before the first update only ratios count, not the log-probabilities themselves.
+
+    All log-probabilities are shifted alike, by another number for each token, so that all ratios
+    remain 1.
+    """
     first = _at_first(batch)
     shift = torch.linspace(-0.9, 0.4, batch["logps"].numel(), dtype=torch.float64)
     shift = shift.view_as(batch["logps"])
     shifted = {name: first[name] + shift for name in ("logps", "old_logps", "ref_logps")}
-    return unlike(0, loss(first)[1], 0, loss(first | shifted)[1])
+    return difference(0, loss(first)[1], 0, loss(first | shifted)[1])
 
 
 def _counts_tokens_once(loss: Loss, batch: Batch) -> str:
@@ -373,13 +425,15 @@ def _counts_tokens_once(loss: Loss, batch: Batch) -> str:
 SCALED = "scaled: "
 
 
-def unlike(
+def difference(
     value: float, slope: Tensor, new_value: float, new_slope: Tensor, rounding: float = 1e-7
 ) -> str:
     """Say how a loss and its gradient differ from what they should be, "" if they do not.
 
+    To judge a gradient alone, pass 0 as both losses.
+
     Args:
-        value: the loss as it should be; 0 here and for `new_value` to judge the gradient alone.
+        value: the loss as it should be.
         slope: its gradient, in log-probabilities, (B, T), or in parameters, (N,).
         new_value: the loss to judge.
         new_slope: its gradient.
@@ -418,27 +472,32 @@ def _short(numbers: Tensor) -> str:
 
 
 def probe(path: str, settings: Mapping[str, Any]) -> list[Verdict]:
-    """Try every property on batches of growing size."""
-    batches, checks = {}, _properties(Loss(path, settings))
+    """Try every property of a function, `module:function`, on batches of growing size."""
+    batches = {}
     for size in SIZES:
         lengths = _short(sample(*size)["mask"].sum(1))
         batches[size] = f"{size[0]} x {size[1]} completions of {lengths} tokens"
-    return [
-        tried(name, lambda size, c=check: c(sample(*size)), batches)
-        for name, check in checks.items()
-    ]
+    verdicts = []
+    for name, check in _properties(Loss(path, settings)).items():
+
+        def check_size(size: tuple[int, int, int], check: Check = check) -> str:
+            return check(sample(*size))
+
+        verdicts.append(try_property(name, check_size, batches))
+    return verdicts
 
 
-def tried(name: str, check: Callable[[Any], str], batches: Mapping[Any, str]) -> Verdict:
+def try_property(name: str, check: Callable[[Any], str], batches: Mapping[Any, str]) -> Verdict:
     """Return the verdict on a property.
 
-    "broken" ends the search. A fault that is only SCALED does not, as a larger batch may still
-    break the property; its first, smallest example is kept.
+    A batch on which the property is broken ends the search. A fault that is only SCALED does not,
+    as a larger batch may still break the property; the first such fault, on the smallest batch, is
+    kept as the example.
 
     Args:
         name: the property.
         check: says what is wrong with a batch, "" for nothing.
-        batches: what `check` takes for each batch, the smallest first, and how it is called.
+        batches: from what `check` takes for a batch to that batch in words, the smallest first.
     """
     verdict = Verdict(name, "holds")
     for batch, batch_name in batches.items():

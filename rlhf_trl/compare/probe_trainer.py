@@ -48,7 +48,7 @@ class Trained:
 
         Of our trainers they may name the row, too, by `algorithm` and `formulation`.
         """
-        shared.look_here()
+        shared.allow_imports_from_working_folder()
         self.cls = class_of(path.replace(":", "."))
         self.base = pairs.base_name(self.cls)  # of the TRL trainer that it is or derives from
         self.online = self.base in POLICY  # whether it generates
@@ -80,7 +80,9 @@ class Trained:
 
         What applies depends on whether it generates (`online`), on its TRL base, and on its row.
         """
-        reasons = {shared.NAN: "no NaN can stand there: it makes its own log-probabilities"}
+        reasons = {
+            shared.NAN_UNDER_MASK: "no NaN can stand there: it makes its own log-probabilities"
+        }
         row, base = self.row, self.base
 
         def leave_out(reason: str, *properties: str) -> None:
@@ -88,22 +90,31 @@ class Trained:
                 reasons[name] = reason
 
         if not self.online:
-            leave_out("it has no groups and no ratio", shared.ORDER, shared.FLAT, shared.RATIO)
+            leave_out(
+                "it has no groups and no ratio",
+                shared.COMPLETION_ORDER,
+                shared.EQUAL_REWARDS,
+                shared.FIRST_RATIO,
+            )
         elif row and (row.family == "distillation" or row.value_loss != "none"):
             # both look at completions whose reward alone decides, on every token alike
-            leave_out("a critic or a teacher judges each token", shared.FLAT, shared.ONCE)
+            leave_out(
+                "a critic or a teacher judges each token",
+                shared.EQUAL_REWARDS,
+                shared.TOKENS_COUNT_ONCE,
+            )
         if base == "RewardTrainer":
-            leave_out("it scores, and makes no text more or less likely", shared.ONCE)
+            leave_out("it scores, and makes no text more or less likely", shared.TOKENS_COUNT_ONCE)
             # A model with one score for a text finds its last token by the padding token's id.
             # Models with one for each token (rows with an aggregation) are told by the labels.
             if not row or row.aggregation == "none":
-                leave_out("its model tells padding from the token", shared.GARBAGE)
+                leave_out("its model tells padding from the token", shared.GARBAGE_UNDER_MASK)
         if base == "KTOTrainer":
             reason = "an example meets the completion of its neighbor in the micro-batch"
-            leave_out(reason, shared.PROMPTS, shared.SPLIT)
+            leave_out(reason, shared.PROMPT_ORDER, shared.MICRO_BATCHES)
         if base in ("ORPOTrainer", "CPOTrainer") and not row:
             reason = "its likelihood is a mean over all tokens of the micro-batch but the first"
-            leave_out(reason, shared.SIDE, shared.SPLIT)
+            leave_out(reason, shared.PADDING_SIDE, shared.MICRO_BATCHES)
         return reasons
 
     def run(
@@ -197,15 +208,15 @@ class Trained:
             padded_left = _of_each_tensor(_turned)
             other_order = partial(self._unchanged, change=_flipped)
         return {
-            shared.GARBAGE: partial(self._unchanged, change=_of_each_tensor(_garbage)),
-            shared.WIDER: partial(self._unchanged, change=_of_each_tensor(_padded(0, 3))),
-            shared.SIDE: partial(self._unchanged, change=padded_left),
-            shared.ORDER: partial(self._unchanged, prepare=self._completions_backward),
-            shared.PROMPTS: other_order,
-            shared.SPLIT: self._splits,
-            shared.FLAT: self._ignores_equal_rewards,
-            shared.RATIO: self._starts_at_ratio_one,
-            shared.ONCE: self._counts_tokens_once,
+            shared.GARBAGE_UNDER_MASK: partial(self._unchanged, change=_of_each_tensor(_garbage)),
+            shared.MORE_PADDING: partial(self._unchanged, change=_of_each_tensor(_padded(0, 3))),
+            shared.PADDING_SIDE: partial(self._unchanged, change=padded_left),
+            shared.COMPLETION_ORDER: partial(self._unchanged, prepare=self._completions_backward),
+            shared.PROMPT_ORDER: other_order,
+            shared.MICRO_BATCHES: self._splits,
+            shared.EQUAL_REWARDS: self._ignores_equal_rewards,
+            shared.FIRST_RATIO: self._starts_at_ratio_one,
+            shared.TOKENS_COUNT_ONCE: self._counts_tokens_once,
         }
 
     def _unchanged(
@@ -307,7 +318,7 @@ def _fit(columns: Tensor, gradient: Tensor) -> tuple[Tensor, float]:
 
 
 def _unlike(run: Run, other: Run) -> str:
-    return shared.unlike(run.loss, run.gradient, other.loss, other.gradient, ROUNDING)
+    return shared.difference(run.loss, run.gradient, other.loss, other.gradient, ROUNDING)
 
 
 def _of_each_tensor(
@@ -359,7 +370,7 @@ def _mask_name(name: str, generated: bool) -> str:
 
 def _turned(name: str, tensor: Tensor, mask: Tensor) -> Tensor:
     """Move the padding to the left."""
-    return tensor.gather(1, shared.turned(mask))
+    return tensor.gather(1, shared.left_padded_order(mask))
 
 
 def _garbage(name: str, tensor: Tensor, mask: Tensor) -> Tensor:
@@ -408,6 +419,6 @@ def probe(path: str, settings: Mapping[str, Any], sizes: Sequence[Size] = SIZES)
         return [
             Verdict(name, "does not apply", left_out[name])
             if name in left_out
-            else shared.tried(name, checks[name], texts)
+            else shared.try_property(name, checks[name], texts)
             for name in shared.NAMES
         ]
