@@ -44,9 +44,12 @@ class Trained:
     """A trainer's class, run on batches."""
 
     def __init__(self, path: str, settings: Mapping[str, Any]) -> None:
-        """Import `module:Class`; `settings` are fields of its config.
+        """Import a trainer's class.
 
-        Of our trainers they may name the row, too, by `algorithm` and `formulation`.
+        Args:
+            path: the module and the class, as `module:Class`.
+            settings: fields of its config. For a trainer of ours `algorithm` and `formulation` may
+                be among them, and choose the row.
         """
         shared.allow_imports_from_working_folder()
         self.cls = class_of(path.replace(":", "."))
@@ -60,8 +63,8 @@ class Trained:
         default_row = getattr(own_config, "default_row", None)  # of a config of ours
         if default_row:
             self._take_row(default_row)
-        if self.online:
-            self.fields = _IN_ORDER | self.fields
+        if self.online:  # only these shuffle prompts, and a property may be about their order
+            self.fields = _NOT_SHUFFLED | self.fields
         self._windows: dict[policy.PolicyBatch, Any] = {}  # policy windows, or windows of pairs
         self._runs: dict[Any, Run] = {}  # by the arguments of `run`
 
@@ -76,9 +79,10 @@ class Trained:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """The properties that do not apply, and why, as a sentence for the user.
+        """The properties that cannot be tried on this trainer, and why, in words for the user.
 
-        What applies depends on whether it generates (`online`), on its TRL base, and on its row.
+        They depend on whether the trainer generates (`online`), on the trainer of TRL that it
+        derives from, and on its row.
         """
         reasons = {
             shared.NAN_UNDER_MASK: "no NaN can stand there: it makes its own log-probabilities"
@@ -89,7 +93,7 @@ class Trained:
             for name in properties:
                 reasons[name] = reason
 
-        if not self.online:
+        if not self.online:  # each example is given, so there are no completions of one prompt
             leave_out(
                 "it has no groups and no ratio",
                 shared.COMPLETION_ORDER,
@@ -97,7 +101,7 @@ class Trained:
                 shared.FIRST_RATIO,
             )
         elif row and (row.family == "distillation" or row.value_loss != "none"):
-            # both look at completions whose reward alone decides, on every token alike
+            # both properties are about rewards that alone decide, for all tokens of a completion
             leave_out(
                 "a critic or a teacher judges each token",
                 shared.EQUAL_REWARDS,
@@ -105,14 +109,17 @@ class Trained:
             )
         if base == "RewardTrainer":
             leave_out("it scores, and makes no text more or less likely", shared.TOKENS_COUNT_ONCE)
-            # A model with one score for a text finds its last token by the padding token's id.
-            # Models with one for each token (rows with an aggregation) are told by the labels.
+            # A model that scores a whole text finds its last token by the id of the padding token,
+            # so garbage there would be scored. A model that scores tokens (its row has an
+            # aggregation) reads the labels instead, which say what counts.
             if not row or row.aggregation == "none":
                 leave_out("its model tells padding from the token", shared.GARBAGE_UNDER_MASK)
-        if base == "KTOTrainer":
+        if base == "KTOTrainer":  # so the neighbor must stay the same
             reason = "an example meets the completion of its neighbor in the micro-batch"
             leave_out(reason, shared.PROMPT_ORDER, shared.MICRO_BATCHES)
         if base in ("ORPOTrainer", "CPOTrainer") and not row:
+            # With padding on the left the first token is padding, so the mean has a token more; and
+            # means over micro-batches of other lengths do not average to the mean over all.
             reason = "its likelihood is a mean over all tokens of the micro-batch but the first"
             leave_out(reason, shared.PADDING_SIDE, shared.MICRO_BATCHES)
         return reasons
@@ -124,13 +131,13 @@ class Trained:
         prepare: Prepare | None = None,
         **fields: Any,
     ) -> Run:
-        """Measure a window, once for the same arguments.
+        """Measure a window, or return what was measured with the same arguments before.
 
         Args:
             size: prompts, and completions of each.
-            change: returns other inputs of the loss, for those of each micro-batch.
+            change: takes the inputs of the loss, of each micro-batch, and returns changed ones.
             prepare: changes the trainer before it runs.
-            fields: of the `PolicyBatch` in place of the usual ones.
+            fields: of the `PolicyBatch`, in place of the usual ones.
         """
         key = size, change, prepare, *fields.items()
         if key in self._runs:
@@ -152,7 +159,8 @@ class Trained:
             measured, _ = window.run(trainer)
         else:
             measured = window.stock(trainer)
-        # `gradients` has one for each micro-batch now; they add up, so a share is a difference
+        # By now `gradients` has filled: the gradient that stood after each micro-batch. A
+        # micro-batch adds to it, so its own share is the difference from the one before.
         before_first = torch.zeros_like(gradients[0])
         shares = torch.stack([before_first, *gradients], 1).diff(dim=1)
         self._runs[key] = Run(measured.loss, measured.gradient, shares, window)
@@ -178,17 +186,21 @@ class Trained:
             ours = [c.__name__ for c in self.cls.__mro__ if c.__name__ in pairs.OURS]
             collator = ours[0] if ours else self.base  # ours order and cut their examples
             return pairs.PairWindow(hand_made or collator, batch)
-        window = policy.PolicyWindow(batch, _IN_ORDER)
+        window = policy.PolicyWindow(batch, _NOT_SHUFFLED)
         if not batch.drift:  # before the first step the reference is the policy
             window.generating = window.current = window.generating | untrained().state_dict()
         return window
 
     def columns(self, window: Any) -> Tensor:
-        """Return the gradient of each completion's sum of log-probabilities, (N, completions)."""
+        """Return the gradient of each completion's sum of log-probabilities, (N, columns).
+
+        There is a column for each completion. TRL's ORPO and CPO also count whole texts, prompts
+        included, so for these another column for each text follows.
+        """
         view = window.view(window.batch.temperature) if self.online else window.view
         masks = [view.mask] if self.online else [view.micro[0].mask]
-        stock = not self.row or self.trainer_arguments.get("formulation") == "trl"
-        if stock and self.base in ("ORPOTrainer", "CPOTrainer"):  # which count whole texts, too
+        is_stock = not self.row or self.trainer_arguments.get("formulation") == "trl"
+        if is_stock and self.base in ("ORPOTrainer", "CPOTrainer"):
             masks.append(view.micro[0].text)
         columns = []
         for mask in masks:
@@ -199,19 +211,23 @@ class Trained:
 
     def checks(self) -> dict[str, Callable[[Size], str]]:
         """Return a check of each property: it says what is wrong with a batch, "" for nothing."""
+        unchanged = self._unchanged
         if self.online:
-            # TRL pads prompts on the left, completions on the right: prompts get more of it
-            padded_left = _of_each_tensor(_padded(3, 0), prompts=True)
-            # advantages come before the loss, so the order is turned before both
-            other_order = partial(self._unchanged, prepare=self._prompts_backward)
+            # TRL pads prompts on the left, completions on the right: prompts get more of that
+            padded_left = _of_each_tensor(_more_padding(left=3), prompts=True)
+            # Advantages are computed before the loss sees the inputs, and have to be of the other
+            # order, too. So the order of the data is changed, not that of the inputs.
+            other_order = partial(unchanged, prepare=self._prompts_backward)
         else:
-            padded_left = _of_each_tensor(_turned)
-            other_order = partial(self._unchanged, change=_flipped)
+            padded_left = _of_each_tensor(_with_padding_left)
+            other_order = partial(unchanged, change=_examples_backward)
+        garbage = _of_each_tensor(_garbage)
+        padded_right = _of_each_tensor(_more_padding(right=3))
         return {
-            shared.GARBAGE_UNDER_MASK: partial(self._unchanged, change=_of_each_tensor(_garbage)),
-            shared.MORE_PADDING: partial(self._unchanged, change=_of_each_tensor(_padded(0, 3))),
-            shared.PADDING_SIDE: partial(self._unchanged, change=padded_left),
-            shared.COMPLETION_ORDER: partial(self._unchanged, prepare=self._completions_backward),
+            shared.GARBAGE_UNDER_MASK: partial(unchanged, change=garbage),
+            shared.MORE_PADDING: partial(unchanged, change=padded_right),
+            shared.PADDING_SIDE: partial(unchanged, change=padded_left),
+            shared.COMPLETION_ORDER: partial(unchanged, prepare=self._completions_backward),
             shared.PROMPT_ORDER: other_order,
             shared.MICRO_BATCHES: self._splits,
             shared.EQUAL_REWARDS: self._ignores_equal_rewards,
@@ -226,13 +242,13 @@ class Trained:
         return _unlike(self.run(size), self.run(size, change, prepare))
 
     def _completions_backward(self, trainer: Any) -> None:
-        """Let a trainer generate the completions of each prompt in the other order."""
+        """Let a trainer generate the completions of each prompt in reverse order."""
         answer = policy.completion(self.batch.ragged)
         last = self.batch.group - 1
         measure.fix_completions(trainer, lambda ids, place, call: answer(ids, last - place, call))
 
     def _prompts_backward(self, trainer: Any) -> None:
-        """Turn around the prompts of the generation."""
+        """Let a trainer take the prompts of the generation in reverse order."""
         count = self.batch.rows // self.batch.group
         trainer.train_dataset = trainer.train_dataset.select(reversed(range(count)))
 
@@ -277,7 +293,7 @@ class Trained:
         return ""
 
 
-_IN_ORDER = {"shuffle_dataset": False}
+_NOT_SHUFFLED = {"shuffle_dataset": False}
 _FIRST_STEP = {"drift": 0.0, "iterations": 1}
 
 
@@ -327,9 +343,11 @@ def _of_each_tensor(
     """Return a change of the inputs of a loss: of each tensor that has a number for each token.
 
     Args:
-        change_tensor: returns the changed tensor, for its name, the tensor and its tokens' mask.
-        prompts: of generated data, whether to change the prompts' tensors or the completions'.
-            Examples that are given have both in one tensor, which is changed.
+        change_tensor: takes the name of a tensor, the tensor and the mask of its tokens, and
+            returns the changed tensor.
+        prompts: for a trainer that generates, whose prompts and completions are in different
+            tensors: change those of the prompts; False: those of the completions. Other trainers
+            have both in one tensor, and do not read this.
     """
 
     def change(inputs: Inputs) -> Inputs:
@@ -339,7 +357,7 @@ def _of_each_tensor(
         for name, tensor in inputs.items():
             if generated and _is_of_prompts(name) != prompts:
                 continue
-            # it has a number for each token if it has the shape of the mask that goes with it
+            # a tensor has a number for each token if it has the shape of the tokens' mask
             mask = inputs.get(_mask_name(name, generated))
             if mask is not None and getattr(tensor, "shape", None) == mask.shape:
                 changed[name] = change_tensor(name, tensor, mask)
@@ -359,7 +377,9 @@ def _is_of_prompts(name: str) -> bool:
 def _mask_name(name: str, generated: bool) -> str:
     """Return the name of the mask that goes with an input of a loss.
 
-    Names that begin alike go together; those of completions have no beginning in common.
+    It is the mask whose name has the same prefix, such as `prompt_mask` with `prompt_ids`. Inputs
+    about completions (`completion_ids`, `old_per_token_logps`) have no prefix in common: all that
+    has none of the other prefixes goes with `completion_mask`.
     """
     prefixes = _OF_PROMPTS if generated else (*_OF_PROMPTS, "KL_", "chosen_", "rejected_")
     prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
@@ -368,8 +388,8 @@ def _mask_name(name: str, generated: bool) -> str:
     return f"{prefix}mask" if prefix else "completion_mask"
 
 
-def _turned(name: str, tensor: Tensor, mask: Tensor) -> Tensor:
-    """Move the padding to the left."""
+def _with_padding_left(name: str, tensor: Tensor, mask: Tensor) -> Tensor:
+    """Move the padding of a tensor, (R, S), from the right to the left."""
     return tensor.gather(1, shared.left_padded_order(mask))
 
 
@@ -377,13 +397,15 @@ def _garbage(name: str, tensor: Tensor, mask: Tensor) -> Tensor:
     """Put other tokens, or log-probabilities far away, where the mask is 0."""
     if "mask" in name or "labels" in name:
         return tensor
-    sign = 1 - 2 * (torch.arange(mask.shape[1]) % 2)
-    other = (tensor + 37) % 100 + 7 if "ids" in name else shared.FAR * sign
-    return torch.where(mask == 0, other, tensor).to(tensor)
+    if "ids" in name:
+        garbage = (tensor + 37) % 100 + 7  # ids of 7 to 106 are those of ordinary tokens
+    else:
+        garbage = shared.FAR * (1 - 2 * (torch.arange(mask.shape[1]) % 2))  # with either sign
+    return torch.where(mask == 0, garbage, tensor).to(tensor)
 
 
-def _padded(left: int, right: int) -> Callable[[str, Tensor, Tensor], Tensor]:
-    """Return how to add tokens of padding on both sides of a tensor."""
+def _more_padding(left: int = 0, right: int = 0) -> Callable[[str, Tensor, Tensor], Tensor]:
+    """Return a function that adds this many tokens of padding to each side of a tensor, (R, S)."""
 
     def padded(name: str, tensor: Tensor, mask: Tensor) -> Tensor:
         return pad(tensor, (left, right), value=-100 if "labels" in name else 0)
@@ -391,16 +413,25 @@ def _padded(left: int, right: int) -> Callable[[str, Tensor, Tensor], Tensor]:
     return padded
 
 
-def _flipped(inputs: Inputs) -> Inputs:
-    """Turn the order of the examples around, of chosen and rejected in their halves."""
+def _examples_backward(inputs: Inputs) -> Inputs:
+    """Reverse the order of the examples.
+
+    An example has one row in each tensor, `list_length` consecutive rows (lists of completions), or
+    two rows (pairs): one in the first half, of the chosen texts, and one in the second half.
+    """
     size = inputs.get("list_length", 1)
-    halves = 2 if "input_ids" in inputs and "labels" not in inputs and size == 1 else 1
+    # of examples with `labels` of tokens each row is one; ORPO and CPO have two tensors for pairs
+    are_pairs = "input_ids" in inputs and "labels" not in inputs and size == 1
 
-    def flip(tensor: Tensor) -> Tensor:
-        parts = [half.unflatten(0, (-1, size)).flip(0) for half in tensor.chunk(halves)]
-        return torch.cat(parts).flatten(0, 1)
+    def reverse(tensor: Tensor) -> Tensor:
+        halves = tensor.chunk(2) if are_pairs else [tensor]
+        reversed_halves = [half.unflatten(0, (-1, size)).flip(0) for half in halves]
+        return torch.cat(reversed_halves).flatten(0, 1)
 
-    return {n: flip(t) if isinstance(t, Tensor) else t for n, t in inputs.items()}
+    return {
+        name: reverse(value) if isinstance(value, Tensor) else value
+        for name, value in inputs.items()
+    }
 
 
 def _of_the_prompt(prompts: Sequence[Any], **_: Any) -> list[float]:
@@ -409,16 +440,27 @@ def _of_the_prompt(prompts: Sequence[Any], **_: Any) -> list[float]:
 
 
 def probe(path: str, settings: Mapping[str, Any], sizes: Sequence[Size] = SIZES) -> list[Verdict]:
-    """Try every property on batches of growing size."""
+    """Try every property on batches of growing size.
+
+    Args:
+        path: the trainer's class, as `module:Class`.
+        settings: fields of its config.
+        sizes: prompts and completions of each, of the batches.
+    """
     trained = Trained(path, settings)
-    checks, left_out = trained.checks(), trained.left_out
-    texts = {size: f"{size[0] * size[1]} texts" for size in sizes}
-    if trained.online:
-        texts = {size: f"{size[0]} x {size[1]} completions" for size in sizes}
+    checks = trained.checks()
+    left_out = trained.left_out
+    batches = {}  # by size: the batch in words
+    for prompts, group in sizes:
+        in_words = f"{prompts * group} texts"
+        if trained.online:
+            in_words = f"{prompts} x {group} completions"
+        batches[prompts, group] = in_words
+    verdicts = []
     with quick_and_quiet():
-        return [
-            Verdict(name, "does not apply", left_out[name])
-            if name in left_out
-            else shared.try_property(name, checks[name], texts)
-            for name in shared.NAMES
-        ]
+        for name in shared.NAMES:
+            if name in left_out:
+                verdicts.append(Verdict(name, "does not apply", left_out[name]))
+            else:
+                verdicts.append(shared.try_property(name, checks[name], batches))
+    return verdicts
