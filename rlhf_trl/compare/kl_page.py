@@ -23,14 +23,23 @@ ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 """The functions of `book/kl.py`; those of the code have the other sign of the log-ratio."""
 
-_PLACED = {"value": ("none", "token", "sequence"), "loss": ("none", "token")}
-_PLACED["reward"] = _PLACED["value"]
-
 MEASURED = {
     "on": [("value", "none"), ("loss", "none"), ("loss", "token"), ("reward", "none")],
-    "off": [(placement, ratio) for placement, ratios in _PLACED.items() for ratio in ratios],
+    "off": [
+        ("value", "none"),
+        ("value", "token"),
+        ("value", "sequence"),
+        ("loss", "none"),
+        ("loss", "token"),
+        ("reward", "none"),
+        ("reward", "token"),
+        ("reward", "sequence"),
+    ],
 }
-"""Placements and ratios by who samples; on-policy a ratio matters to gradients in the loss only."""
+"""By who samples, the (placement, ratio) pairs that are measured; `Row` says what they mean.
+
+On-policy every ratio is 1, so it only matters to a gradient in the loss, which goes through it.
+"""
 
 
 @dataclass(frozen=True)
@@ -101,20 +110,20 @@ def measure_kl(
     rows = []
     for length in tokens:
         sequences = _all_sequences(policy, reference, behavior, length)
-        for sampled_by, name in product(MEASURED, ESTIMATORS):
+        for sampled_by, estimator in product(MEASURED, ESTIMATORS):
             for placement, ratio in MEASURED[sampled_by]:
                 make_row = _value_row if placement == "value" else _gradient_row
-                rows.append(make_row(sequences, name, placement, ratio, sampled_by, length))
+                rows.append(make_row(sequences, estimator, placement, ratio, sampled_by, length))
     return rows
 
 
 @dataclass(frozen=True)
 class _Sequences:
-    """All N sequences of T tokens, P parameters being the policy's logits."""
+    """All N sequences of T tokens; the P parameters are the policy's logits, flattened."""
 
-    logps: Tensor  # (N, T) under the policy
-    ref_logps: Tensor  # (N, T)
-    behavior_logps: Tensor  # (N, T)
+    logps: Tensor  # (N, T) log-probabilities of the tokens under the policy
+    ref_logps: Tensor  # (N, T) under the reference
+    behavior_logps: Tensor  # (N, T) under the behavior policy
     scores: Tensor  # (N, T, P) grad log pi of each token
     kl: float  # KL(pi || pi_ref) of sequences
     kl_gradient: Tensor  # (P,)
@@ -127,28 +136,37 @@ class _Sequences:
 def _all_sequences(policy: Tensor, reference: Tensor, behavior: Tensor, length: int) -> _Sequences:
     """Return all V^T sequences of a length, with their log-probabilities, and the exact KL.
 
-    The logits of `policy` are the parameters in which `scores` and `kl_gradient` are derivatives.
+    Args:
+        policy: (V + 1, V) logits, the parameters in which `scores` and `kl_gradient` are
+            derivatives.
+        reference: (V + 1, V) logits of pi_ref.
+        behavior: (V + 1, V) logits of mu.
+        length: T.
     """
-    sequences = torch.tensor(list(product(range(policy.shape[1]), repeat=length)))
+    sequences = torch.tensor(list(product(range(policy.shape[1]), repeat=length)))  # (N, T)
     logits = policy.detach().clone().requires_grad_()
     logps = _logps(logits, sequences)
     ref_logps = _logps(reference.detach(), sequences)
     sequence_logps = logps.sum(1)
     kl = (sequence_logps.exp() * (sequence_logps - ref_logps.sum(1))).sum()
     (kl_gradient,) = torch.autograd.grad(kl, logits, retain_graph=True)
+    # the gradient of each of the N * T log-probabilities, (V + 1, V) each
     scores = [torch.autograd.grad(logp, logits, retain_graph=True)[0] for logp in logps.flatten()]
     return _Sequences(
         logps=logps.detach(),
         ref_logps=ref_logps,
         behavior_logps=_logps(behavior.detach(), sequences),
-        scores=torch.stack(scores).reshape(*logps.shape, -1),
+        scores=torch.stack(scores).reshape(*logps.shape, -1),  # (N, T, P)
         kl=float(kl.detach()),
         kl_gradient=kl_gradient.flatten(),
     )
 
 
 def _factor(ratio: str, log_ratio: Tensor) -> Tensor | float:
-    """Return what multiplies an estimate: 1, the ratio of each token, or of whole sequences."""
+    """Return what multiplies an estimate: 1, the ratio of each token, or that of the sequence.
+
+    `log_ratio` is (N, T), of tokens. The ratio is (N, T) of tokens, or (N, 1) of sequences.
+    """
     if ratio == "none":
         return 1.0
     if ratio == "token":
@@ -157,19 +175,19 @@ def _factor(ratio: str, log_ratio: Tensor) -> Tensor | float:
 
 
 def _value_row(
-    sequences: _Sequences, name: str, placement: str, ratio: str, sampled_by: str, length: int
+    sequences: _Sequences, estimator: str, placement: str, ratio: str, sampled_by: str, length: int
 ) -> Row:
     """Return the row of an estimator as a number: mean and variance over all sequences.
 
     The last five arguments become fields of the `Row`, whose comments say what they mean.
     """
-    sampler = sequences.sampler_logps(sampled_by)
-    weights = sampler.sum(1).exp()  # (N,) the probability that each sequence is sampled
-    estimates = ESTIMATORS[name](sequences.logps, sequences.ref_logps)
-    sums = (estimates * _factor(ratio, sequences.logps - sampler)).sum(1)
-    mean = weights @ sums
+    sampler_logps = sequences.sampler_logps(sampled_by)
+    probabilities = sampler_logps.sum(1).exp()  # (N,) with which each sequence is sampled
+    estimates = ESTIMATORS[estimator](sequences.logps, sequences.ref_logps)
+    sums = (estimates * _factor(ratio, sequences.logps - sampler_logps)).sum(1)
+    mean = probabilities @ sums
     return Row(
-        estimator=name,
+        estimator=estimator,
         placement=placement,
         ratio=ratio,
         policy=sampled_by,
@@ -177,37 +195,38 @@ def _value_row(
         expected=float(mean),
         exact=sequences.kl,
         bias=float(mean - sequences.kl),
-        variance=float(weights @ (sums - mean) ** 2),
+        variance=float(probabilities @ (sums - mean) ** 2),
     )
 
 
 def _gradient_row(
-    sequences: _Sequences, name: str, placement: str, ratio: str, sampled_by: str, length: int
+    sequences: _Sequences, estimator: str, placement: str, ratio: str, sampled_by: str, length: int
 ) -> Row:
     """Return the row of an estimator in the loss or in the reward: the gradient that it gives.
 
     The last five arguments become fields of the `Row`, whose comments say what they mean.
     """
-    sampler = sequences.sampler_logps(sampled_by)
-    weights = sampler.sum(1).exp()  # (N,) the probability that each sequence is sampled
+    sampler_logps = sequences.sampler_logps(sampled_by)
+    probabilities = sampler_logps.sum(1).exp()  # (N,) with which each sequence is sampled
     logps = sequences.logps.clone().requires_grad_()
-    estimates = ESTIMATORS[name](logps, sequences.ref_logps)
-    factor = _factor(ratio, logps - sampler)
+    estimates = ESTIMATORS[estimator](logps, sequences.ref_logps)
+    factor = _factor(ratio, logps - sampler_logps)  # 1, (N, T) or (N, 1)
     if placement == "loss":
         (slopes,) = torch.autograd.grad((estimates * factor).sum(), logps)
     else:  # score function: the whole sequence's estimate weighs each token, and has no gradient
         slopes = (estimates.sum(1, keepdim=True) * factor).detach().expand_as(logps)
     # (N, P) by the chain rule: d loss / d logp of each token times d logp / d parameters
     gradients = torch.einsum("nt,ntp->np", slopes, sequences.scores)
-    mean = weights @ gradients
-    variance = weights @ (gradients - mean).square().sum(1)
+    mean = probabilities @ gradients
+    variance = probabilities @ (gradients - mean).square().sum(1)
     exact = sequences.kl_gradient
     mean_norm, exact_norm = mean.norm(), exact.norm()
-    cosine = None  # where the mean gradient is 0 up to rounding
-    if mean_norm >= 1e-12 * exact_norm:
+    cosine = None
+    is_zero = mean_norm < 1e-12 * exact_norm  # up to rounding
+    if not is_zero:
         cosine = float(mean @ exact / (mean_norm * exact_norm))
     return Row(
-        estimator=name,
+        estimator=estimator,
         placement=placement,
         ratio=ratio,
         policy=sampled_by,
@@ -222,17 +241,18 @@ def _gradient_row(
 
 
 def _logps(logits: Tensor, sequences: Tensor) -> Tensor:
-    """Return the log-probabilities (N, T) of sequences (N, T)."""
-    start = torch.full_like(sequences[:, :1], len(logits) - 1)
-    before = torch.cat([start, sequences[:, :-1]], dim=1)
-    return logits.log_softmax(-1)[before, sequences]
+    """Return the log-probabilities, (N, T), of the tokens of sequences, (N, T)."""
+    start = torch.full_like(sequences[:, :1], len(logits) - 1)  # the last row starts a sequence
+    tokens_before = torch.cat([start, sequences[:, :-1]], dim=1)
+    return logits.log_softmax(-1)[tokens_before, sequences]
 
 
 def table(rows: Sequence[Row]) -> str:
     """Return rows of one policy in Markdown: a line per length and estimator, a column per place.
 
-    A value is its mean ± standard deviation in nats; a gradient is cosine / length / noise, see
-    `page`.
+    The cell of a value is its mean ± standard deviation in nats. The cell of a gradient has three
+    numbers: its cosine with the exact gradient, its length and its standard deviation, these two
+    relative to the exact gradient's length.
     """
     lines: dict[tuple[int, str], dict[str, str]] = {}  # by tokens and estimator: cells by column
     for row in rows:
@@ -301,13 +321,20 @@ _MARKS = {
 
 
 def _draw_panel(axis: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
-    """Draw the rows of one length and placement, the estimators by `names` below each other."""
+    """Draw the rows of one length and placement.
+
+    Args:
+        axis: of matplotlib.
+        rows: what to draw.
+        names: of the estimators, in the order in which they stand below each other.
+    """
     axis.axvline(0, color="0.6", linewidth=0.8)
     axis.axvline(1, color="0.3", linewidth=1.2, linestyle="--")
     axis.grid(axis="x", alpha=0.3)
     for place, ((policy, ratio), (mark, color, _)) in enumerate(_MARKS.items()):
         marked = [row for row in rows if (row.policy, row.ratio) == (policy, ratio)]
         pulls = [row.component for row in marked]
+        # the five marks of an estimator are spread around its height
         heights = [names.index(row.estimator) + 0.15 * (place - 2) for row in marked]
         style = {"marker": mark, "color": color, "linestyle": "none", "markersize": 5}
         axis.plot(pulls, heights, **style)

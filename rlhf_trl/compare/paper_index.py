@@ -26,10 +26,11 @@ from rlhf_trl.run.yaml_loader import dump_yaml
 INDEX = Path(__file__).with_name("paper_index.json")
 """A copy of the configs in TRL's docs/source/paper_index.md, which its wheel does not have."""
 
-SAME = {"2501.12948": "grpo", "2510.00977": "grpo", "2312.09244": "reward"}
+ROW_OF_OTHER_PAPER = {"2501.12948": "grpo", "2510.00977": "grpo", "2312.09244": "reward"}
 """Papers that train by the equation of another: DeepSeek-R1, It Takes Two, Helping or Herding."""
 
-BESIDE = {"2503.14476": " (the paper's text filters overlong completions, its equation does not)"}
+REMARKS = {"2503.14476": " (the paper's text filters overlong completions, its equation does not)"}
+"""What to say behind the fix of a paper's config."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,10 @@ class Claim:
         """The row whose equation the paper has, or ""."""
         link = f"arXiv:{self.paper}"
         rows = [name for name, row in ALGORITHMS.items() if row.paper == link]
-        named = [name for name in rows if name == self.fields.get("loss_type")]
-        return (named or rows or [SAME.get(self.paper, "")])[0]
+        loss_type = self.fields.get("loss_type")
+        if loss_type in rows:  # of several rows of the paper, the one that the config names
+            return loss_type
+        return rows[0] if rows else ROW_OF_OTHER_PAPER.get(self.paper, "")
 
 
 def read_index(path: str | Path | None = None) -> tuple[str, list[Claim]]:
@@ -109,6 +112,7 @@ def page(path: str | Path | None = None, output_format: str = "table") -> str:
         lines = [_line(claim, matrix) for claim in tqdm(claims, "paper index", disable=None)]
     if output_format == "json":
         return json.dumps(lines, indent=2)
+    # cells such as "grpo: equal" or "grpo: cosine 0.9876, ...", see `_add_fix` and `_in_words`
     comparisons = [line["paper's equation"] for line in lines if line["paper's equation"] != "-"]
     compared = len(comparisons)
     equal = sum(comparison.endswith(": equal") for comparison in comparisons)
@@ -128,8 +132,8 @@ schedule are those of the batches. `then` is what the config gives with the fix,
 def _line(claim: Claim, matrix: Matrix) -> dict[str, str]:
     """Return the line of a claim: what its config computes, and what brings it to the paper.
 
-    A config that cannot be measured keeps "-" in the columns behind the reason. `_add_fix` fills in
-    the last three.
+    The first columns are filled in from left to right, `_add_fix` fills in the last three. Where
+    the config cannot be measured, one column has the reason and those after it keep "-".
     """
     loss_fields = LOSS_FIELDS | SHARED_FIELDS
     shown = {name: value for name, value in claim.fields.items() if name in loss_fields}
@@ -150,7 +154,7 @@ def _line(claim: Claim, matrix: Matrix) -> dict[str, str]:
     trainer = claim.config.replace("Config", "Trainer")
     if trainer not in TRAINERS:
         return line | {"computes": f"not compared: {trainer}"}
-    # fields that this TRL does not have are told under `builds`; the others are measured
+    # `builds` names the fields that this TRL does not have; the others are measured
     names = {f.name for f in fields(config)}
     config_fields = {name: value for name, value in claim.fields.items() if name in names}
     with tempfile.TemporaryDirectory() as folder:
@@ -159,7 +163,7 @@ def _line(claim: Claim, matrix: Matrix) -> dict[str, str]:
             measured = measure(config_fields)
             if claim.algorithm:
                 _add_fix(line, claim, config_fields, measure)
-        except InputError as error:  # what its trainer refuses, too
+        except InputError as error:  # also what the trainer refuses
             return line | {"computes": str(error)}
     return line | {"computes": _computed(measured)}
 
@@ -168,7 +172,7 @@ def _computed(measured: Sequence[Distance]) -> str:
     """Return the names of the formulations at no distance, or else the closest one."""
     equal = [distance.name for distance in measured if distance.equal]
     closest = measured[0]
-    return ", ".join(equal) or f"none; closest {closest.name}: {_far(closest)}"
+    return ", ".join(equal) or f"none; closest {closest.name}: {_in_words(closest)}"
 
 
 def _why_no_config(name: str) -> str:
@@ -200,18 +204,18 @@ def _measured(
 ) -> list[Distance]:
     """Return how far a config of a trainer is from formulations: see `distances`.
 
-    It is written to the path first, so that it is read and checked as a user's config is.
+    The config is written to a file first, so that it is read and checked like a user's config.
 
     Args:
-        path: a temporary file.
+        path: of that file, which is temporary.
         trainer: the name of a trainer of TRL.
         matrix: keeps what was measured for the next call.
-        config_fields: what the config says.
+        config_fields: the fields that the config sets.
         wanted: (algorithm, formulation) pairs; none: all that the trainer could compute.
-        fixes: whether to look for changes of fields that bring it closer.
+        fixes: whether to look for changes of fields that bring the config closer.
 
     Raises:
-        InputError: as `distances`, without the path, which is temporary.
+        InputError: as `distances`, without the path, which no user knows.
     """
     path.write_text(dump_yaml({**config_fields}))
     try:
@@ -228,18 +232,27 @@ def _add_fix(
 ) -> None:
     """Write into a line how far its config is from the paper's equation, and what mends it.
 
-    `measure` takes config fields and (algorithm, formulation) pairs: see `_measured`.
+    Args:
+        line: the cells of the claim's line by column, changed in place.
+        claim: the config and its paper.
+        config_fields: the fields of the config that the installed TRL has.
+        measure: takes config fields and (algorithm, formulation) pairs: see `_measured`.
     """
     equation = (claim.algorithm, "chapter")
     (distance,) = measure(config_fields, equation, fixes=True)
-    line["paper's equation"] = f"{claim.algorithm}: {_far(distance)}"
+    line["paper's equation"] = f"{claim.algorithm}: {_in_words(distance)}"
     if distance.changes:
-        line["fix"] = report.as_text(distance.changes) + BESIDE.get(claim.paper, "")
+        line["fix"] = report.as_text(distance.changes) + REMARKS.get(claim.paper, "")
         (after_changes,) = measure({**config_fields, **distance.changes}, equation)
-        line["then"] = _far(after_changes)
-    elif not distance.equal:
-        # the table's reason; else, if it is equal on the first update after a generation, this
-        line["fix"] = distance.why or ("one update per generation" if distance.on_policy else "")
+        line["then"] = _in_words(after_changes)
+    elif distance.equal:
+        pass  # there is nothing to mend
+    elif distance.why:  # the table of algorithms says why no settings give equality
+        line["fix"] = distance.why
+    elif distance.on_policy:  # equal on the first update after each generation
+        line["fix"] = "one update per generation"
+    else:
+        line["fix"] = ""
 
 
 def _config(name: str) -> Any:
@@ -253,7 +266,7 @@ def _config(name: str) -> Any:
     return next((getattr(home, name) for home in homes if hasattr(home, name)), None)
 
 
-def _far(distance: Distance) -> str:
+def _in_words(distance: Distance) -> str:
     """Return a distance in words."""
     if distance.untested:
         return f"not settled: {', '.join(distance.untested)} may act elsewhere"

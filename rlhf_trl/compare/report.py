@@ -47,8 +47,9 @@ def explanation(result: Result) -> str:
         return _TEMPERATURE
     row = result.row
     sentences = []
-    # without a sentence of its own about the KL, the row's sentence covers that, too
-    if acting - {"temperature", "KL"} or not row.with_kl:
+    # a row without a sentence of its own about the KL (`with_kl`) explains the KL here, too
+    other_terms_act = bool(acting - {"temperature", "KL"})
+    if other_terms_act or not row.with_kl:
         sentences.append(row.explanation)
     if "KL" in acting:
         sentences.append(row.with_kl)
@@ -89,14 +90,19 @@ def summary(results: Sequence[Result]) -> list[list[Result]]:
 
 
 def shown(group: Sequence[Result]) -> Result:
-    """Return the result of a row that stands for all: where it differs most.
+    """Return the result that stands for all results of a row: where its sides differ most.
 
-    Those of SPECIAL only stand for a row that has no other batch.
+    A batch of SPECIAL only stands for a row that has no other batch.
     """
-    plain = [r for r in group if r.batch not in SPECIAL] or group
-    plain = [r for r in plain if math.isfinite(r.grad_cosine)] or plain
-    # rounding must not choose, neither among equals nor among those that are as far apart
-    return max(plain, key=lambda r: float(f"{r.grad_rel_error:.2g}") * (r.grad_rel_error > EQUAL))
+    plain = [result for result in group if result.batch not in SPECIAL] or group
+    plain = [result for result in plain if math.isfinite(result.grad_cosine)] or plain
+
+    def rounded_error(result: Result) -> float:
+        """Return the error, so coarse that rounding does not choose between two results."""
+        is_equal = result.grad_rel_error <= EQUAL
+        return 0.0 if is_equal else float(f"{result.grad_rel_error:.2g}")
+
+    return max(plain, key=rounded_error)
 
 
 def _cells(result: Result, equal_on: str = "") -> dict[str, str]:
@@ -138,17 +144,18 @@ def render(
     verbose: bool = False,
     by_batch: bool = False,
 ) -> str:
-    """Write results, rows together, in one of FORMATS; a table of `stocks`, if any, comes first.
+    """Write results in one of FORMATS, those of a row together.
 
-    Without `verbose` and `by_batch` a line is a row on the batch where it differs most, with the
-    number of the batches on which it is equal.
+    Without `verbose` and `by_batch` there is a line for each row: its result on the batch where its
+    sides differ most, and the number of the batches on which they are equal.
 
     Args:
         results: of all rows on all batches.
-        stocks: our trainers with formulation trl, beside TRL's.
+        stocks: our trainers with formulation trl, beside TRL's; if there are any, a table of these
+            comes first.
         output_format: one of FORMATS.
-        verbose: write a line for each batch, and what each term changes alone below it.
-        by_batch: write a line for each batch.
+        verbose: write a line for each row and batch, and below it what each term changes alone.
+        by_batch: write a line for each row and batch.
     """
     if output_format == "json":
         records = [as_stock.record(result) for result in stocks]
@@ -211,7 +218,13 @@ def _html(lines: Sequence[Line], below: Sequence[Sequence[str]]) -> str:
 
 
 def render_distances(subject: Subject, distances: Sequence[Distance], output_format: str) -> str:
-    """Write down how far a config or a trainer is from algorithms, the closest first."""
+    """Write how far a config or a trainer is from algorithms, a line for each, the closest first.
+
+    Args:
+        subject: the config or trainer.
+        distances: what `closest.distances` returned, sorted.
+        output_format: one of FORMATS.
+    """
     if output_format == "json":
         return json.dumps([_distance_record(subject, distance) for distance in distances], indent=2)
     written = table([_distance_cells(distance) for distance in distances], output_format)
@@ -219,9 +232,9 @@ def render_distances(subject: Subject, distances: Sequence[Distance], output_for
         return written
     batches = []
     for batch in subject.batches:
-        # the other names say what is special about their batches
-        is_extreme = batch is policy.EXTREME
-        batches.append(f"{batch.name} ({batch.text})" if is_extreme else batch.name)
+        # a name such as "ragged" says enough; "extreme" does not say what is extreme
+        needs_text = batch is policy.EXTREME
+        batches.append(f"{batch.name} ({batch.text})" if needs_text else batch.name)
     sentences = [
         _closest(subject, distances),
         f"measured on {', '.join(batches)}; each line shows the batch where it is worst",
@@ -254,7 +267,10 @@ def as_text(fields: Mapping[str, Any]) -> str:
 
 
 def _distance_cells(distance: Distance) -> dict[str, str]:
-    """Return the cells of a line by column, the verdict with what qualifies it."""
+    """Return the cells of a line by column.
+
+    The verdict says, too, if fields keep equality from being known, or if it holds on-policy only.
+    """
     worst = distance.worst
     verdict_cell = "equal" if distance.equal else verdict(worst)
     if distance.untested:

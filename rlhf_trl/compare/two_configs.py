@@ -45,9 +45,9 @@ class TwoConfigs:
 
     paths: tuple[str, str]
     fields: Mapping[str, tuple[Any, Any]]  # dotted key -> its two values, where they differ
-    unseen: tuple[str, ...]  # those of the fields that no fixed batch shows, as a learning rate
-    batches: tuple[OnBatch, ...]  # none where the losses cannot be measured on the same batches
-    why_not: str = ""  # the reason for that
+    unseen: tuple[str, ...]  # those of `fields` that act on no fixed batch, such as a learning rate
+    batches: tuple[OnBatch, ...]  # empty where the two cannot be measured on the same batches
+    why_not: str = ""  # why they cannot be
 
 
 _NAMES_OF_ROW = ("algorithm", "formulation")
@@ -57,44 +57,48 @@ _NAMES_OF_ROW = ("algorithm", "formulation")
 def compare_configs(first: str, second: str) -> TwoConfigs:
     """Compare two configs, field by field and on the batches that both can be measured on.
 
-    A field that one config leaves out has its class's default there, or its algorithm's. Without a
-    measurement, `why_not` of the result says why; the fields are compared all the same.
+    A field that one config leaves out has the default of its algorithm there, or else that of its
+    class. Without a measurement, `why_not` of the result says why; the fields are compared all the
+    same.
     """
-    values = [read_config(path) for path in (first, second)]
+    paths = (first, second)
+    first_values, second_values = (read_config(path) for path in paths)
     try:
-        subjects = [read_subject(path, None) for path in (first, second)]
+        first_subject, second_subject = (read_subject(path, None) for path in paths)
     except InputError as error:
-        # Such as SFT, which `read_subject` refuses. The classes are not known, so neither are their
-        # defaults: the keys are compared as they are written.
-        changed = differences(*values)
-        unseen = tuple(key for key in changed if key not in _NAMES_OF_ROW)
-        return TwoConfigs((first, second), changed, unseen, batches=(), why_not=str(error))
-    changed = differences(
-        _defaults(subjects[0], values[1]) | values[0],
-        _defaults(subjects[1], values[0]) | values[1],
+        # `read_subject` refuses a config of SFT, for example. Without a subject the class is not
+        # known, nor are its defaults, so the keys are compared as they are written.
+        differing = differences(first_values, second_values)
+        unseen = tuple(key for key in differing if key not in _NAMES_OF_ROW)
+        return TwoConfigs(paths, differing, unseen, batches=(), why_not=str(error))
+    # by key: the two values; a key that only the other config has gets its default here
+    differing = differences(
+        _defaults(first_subject, keys_of_other=second_values) | first_values,
+        _defaults(second_subject, keys_of_other=first_values) | second_values,
     )
     results: tuple[OnBatch, ...] = ()
     why_not = ""
-    if _kind(subjects[0]) == _kind(subjects[1]):
-        results = _measured(*subjects)
+    if _kind(first_subject) == _kind(second_subject):
+        results = _measured(first_subject, second_subject)
     else:
-        why_not = f"{subjects[0].base} and {subjects[1].base} train on different kinds of data"
-    # `fields` hold what decides the loss and is measured; of these, UNSHOWN act on no fixed batch
-    shown = {*_NAMES_OF_ROW, *subjects[0].fields, *subjects[1].fields} - UNSHOWN.keys()
-    unseen = tuple(key for key in changed if key not in shown)
-    return TwoConfigs((first, second), changed, unseen, results, why_not)
+        bases = f"{first_subject.base} and {second_subject.base}"
+        why_not = f"{bases} train on different kinds of data"
+    # a subject's `fields` decide its loss; the batches show all of these but UNSHOWN
+    shown = {*_NAMES_OF_ROW, *first_subject.fields, *second_subject.fields} - UNSHOWN.keys()
+    unseen = tuple(key for key in differing if key not in shown)
+    return TwoConfigs(paths, differing, unseen, results, why_not)
 
 
-def _defaults(subject: Subject, keys: Collection[str]) -> dict[str, Any]:
-    """Return the defaults of a subject's class for some keys, and all that its algorithm reads.
+def _defaults(subject: Subject, keys_of_other: Collection[str]) -> dict[str, Any]:
+    """Return the values of fields that a config may leave out.
 
-    `keys` are those of the other config, which this one may leave out. The algorithm's defaults go
-    before the class's.
+    For the keys of the other config they are the defaults of this one's class; for all that this
+    one's algorithm reads they are the algorithm's defaults, which override the former.
     """
     defaults = {
         field.name: field.default.value if isinstance(field.default, Enum) else field.default
         for field in fields_of(subject.classes[1])
-        if field.name in keys and field.default is not MISSING
+        if field.name in keys_of_other and field.default is not MISSING
     }
     if subject.trainer_arguments:
         row = formulation(
@@ -106,9 +110,9 @@ def _defaults(subject: Subject, keys: Collection[str]) -> dict[str, Any]:
 
 
 def _kind(subject: Subject) -> str:
-    """Return the kind of a subject's data; two subjects can share batches if theirs are equal.
+    """Return the kind of a subject's data; two subjects of the same kind can share batches.
 
-    It is one of `pairs.MADE`, "prompts" for trainers that generate, or the name of the trainer.
+    The kind is one of `pairs.MADE`, "prompts" for trainers that generate, or the trainer's name.
     """
     return pairs.made_kind(subject.trainer_arguments) or (
         "prompts" if subject.base in POLICY else subject.base
