@@ -35,14 +35,14 @@ def write_page(folder: str | Path) -> None:
 
 def page(results: Sequence[Result], stocks: Sequence[AsStock]) -> str:
     """Return the page in Markdown, from the results of all rows and cases on all batches."""
-    groups: list[list[Result]] = []  # the results of a row each
-    own_groups: list[list[Result]] = []  # the same of the rows of this project's trainers
+    groups: list[list[Result]] = []  # each holds the results of one row, on all its batches
+    own_groups: list[list[Result]] = []  # the same for the rows of this project's trainers
     for group in report.summary(results):
         if group[0].row in OWN_ROWS:
             own_groups.append(group)
         else:
             groups.append(group)
-    # rows about SFT and the KL, which the table of algorithms does not have, are "sft" and "kl"
+    # also "sft" and "kl": rows about SFT and the KL, which the table of algorithms does not have
     by_algorithm: dict[str, list[Sequence[Result]]] = {}
     for group in groups:
         by_algorithm.setdefault(group[0].row.algorithm, []).append(group)
@@ -117,23 +117,25 @@ What the estimators themselves estimate is the subject of the last section."""
 
 
 def _overview(groups: Sequence[Sequence[Result]]) -> str:
-    """Return the section "At a glance"; a group holds the results of a row.
+    """Return the section "At a glance"; each group holds the results of one row.
 
-    What the temperature does is measured on rows that are equal otherwise: nothing else differs.
+    What the temperature does is read off the rows that are equal without one: on the batch with a
+    temperature nothing else differs in them.
     """
-    shown_verdicts = [report.shown(group).verdict for group in groups]
-    different = sum(verdict in ("differs", "scaled") for verdict in shown_verdicts)
+    verdicts = [report.shown(group).verdict for group in groups]
+    different = sum(verdict in ("differs", "scaled") for verdict in verdicts)
     same = len(groups) - different
+    # of the two gradients, on the batch with a temperature
     cosines = []
     ratios = []
-    for group, verdict in zip(groups, shown_verdicts, strict=True):
+    for group, verdict in zip(groups, verdicts, strict=True):
         if verdict != "equal":
             continue
         for result in group:
             if result.batch == "temperature":
                 cosines.append(result.grad_cosine)
                 ratios.append(result.grad_norm_ratio)
-    # not compared: chapter and code are one function
+    # algorithms of which chapter and code are one function, so that they are not compared
     shared = sum(same_code(row) for row in ALGORITHMS.values())
     return f"""## At a glance
 
@@ -199,15 +201,17 @@ def _stock(name: str, form: Formulation) -> str:
 
 
 def _table(groups: Sequence[Sequence[Result]]) -> str:
-    """Return the table of an algorithm, a line for each row, and below it why its sides differ.
+    """Return the table of an algorithm, a line for each row, and below it why sides differ.
 
-    A group holds the results of a row; its line shows the one that `report.shown` chooses.
+    A group holds the results of one row; its line shows the result that `report.shown` chooses.
     """
     lines = []
     notes = []
     for group in groups:
         result = report.shown(group)
         row = result.row
+        # how far the gradients are apart after all identities: small where they explain everything
+        proof = "-" if result.residual is None else f"{result.residual:.0e}"
         lines.append(
             {
                 "variant": row.variant or "-",
@@ -217,7 +221,7 @@ def _table(groups: Sequence[Sequence[Result]]) -> str:
                 "error": "< 1e-05" if result.verdict == "equal" else f"{result.grad_rel_error:.0e}",
                 "cosine": report.number(result.grad_cosine, ".3f"),
                 "ratio": report.number(result.grad_norm_ratio, ".3f"),
-                "proof": "-" if result.residual is None else f"{result.residual:.0e}",
+                "proof": proof,
                 "on": result.batch,
                 "equal on": _equal_on(group),
             }
@@ -230,16 +234,18 @@ def _table(groups: Sequence[Sequence[Result]]) -> str:
 def _notes(group: Sequence[Result]) -> list[str]:
     """Return why the sides of a row differ: on the batch that its line shows, and with a KL.
 
-    `report.shown` does not choose `beta`, the batch with a KL, if the row has a usual batch. So
-    this one gets a note of its own where the KL makes the only difference, or another one.
+    The batch with a KL, `beta`, is not the one that the line shows if the row has a usual batch. It
+    gets a note of its own where the sides differ with a KL only, or where the KL adds a difference
+    of its own (the row has a sentence about it, `with_kl`).
     """
     result = report.shown(group)
-    differing_with_kl = [r for r in group if r.batch == "beta" and r.residual is not None]
-    if result.residual is None:  # equal without a KL
-        return [_note(r) for r in differing_with_kl]
+    with_kl = [r for r in group if r.batch == "beta" and r.residual is not None]
+    differs_without_kl = result.residual is not None
+    if not differs_without_kl:
+        return [_note(r) for r in with_kl]
     notes = [_note(result)]
     if result.row.with_kl:
-        notes += [_note(r) for r in differing_with_kl]
+        notes += [_note(r) for r in with_kl]
     return notes
 
 
@@ -278,14 +284,23 @@ def _equal_on(group: Sequence[Result]) -> str:
 def figure(results: Sequence[Result], path: str | Path) -> None:
     """Draw the cosine of every comparison that differs as a PNG, a mark per batch.
 
-    Rows are drawn whose gradients differ in direction on a usual batch: below 0.9995 a cosine is
-    not printed as 1.000 in the tables.
+    A row is drawn if its gradients differ in direction on a usual batch, that is, if the tables do
+    not print the cosine as 1.000.
+
+    Args:
+        results: of all rows on all batches.
+        path: of the file to write.
     """
     from matplotlib.figure import Figure
 
     batches = [batch.name for batch in BATCHES if batch.name not in report.SPECIAL]
-    # by identity, as rows hold dictionaries and cannot be hashed
-    differing = {id(r.row) for r in results if r.batch in batches and r.grad_cosine < 0.9995}
+    least_printed_as_1 = 0.9995
+    # the ids of rows, which hold dictionaries and cannot be hashed themselves
+    differing = {
+        id(result.row)
+        for result in results
+        if result.batch in batches and result.grad_cosine < least_printed_as_1
+    }
     groups = [group for group in report.summary(results) if id(group[0].row) in differing]
     drawing = Figure(figsize=(8.2, 0.27 * len(groups) + 1.3), layout="constrained")
     axes = drawing.subplots()

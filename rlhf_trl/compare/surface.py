@@ -35,7 +35,7 @@ Surface = dict[str, dict[str, Any]]
 
 LIBRARIES = ("trl", "transformers", "accelerate", "torch")
 
-_WATCHED = LOSS_FIELDS | SHARED_FIELDS
+_WATCHED = LOSS_FIELDS | SHARED_FIELDS  # the fields of which the default is recorded
 _WATCHED |= {"bf16", "gradient_checkpointing", "num_iterations", "steps_per_generation"}
 
 # Rounding in float32 moves these sums over some hundred tokens by less than 1e-4 (measured: 6e-5)
@@ -50,14 +50,17 @@ ONLINE = {
     "importance_sampling_level": "token",
     "use_bias_correction_kl": False,
 }
-"""What a case of GRPO or RLOO leaves unsaid."""
+"""The fields of a case of GRPO or RLOO that its name does not set."""
 
 _BATCHES = {batch.name: batch for batch in policy.BATCHES}
 _BATCHES["drift"] = replace(policy.EXTREME, group=8, rows=8)
 _BATCHES["drift of pairs"] = replace(_BATCHES["accumulation"], drift=0.2)
 _BATCHES |= {batch.name: batch for batch in (policy.ACROSS, *policy.RARE)}
-_OF_THE_WINDOW = {"generation_batch_size", "num_generations", "max_completion_length"}
-_OF_THE_WINDOW |= policy.EXTREME.schedule.keys()
+"""The windows on which losses are recorded, by the name that a case may give."""
+
+_FIELDS_OF_WINDOW = {"generation_batch_size", "num_generations", "max_completion_length"}
+_FIELDS_OF_WINDOW |= policy.EXTREME.schedule.keys()
+"""Fields that a window sets, so that no case takes their defaults."""
 
 
 def shipped() -> Surface:
@@ -68,9 +71,10 @@ def shipped() -> Surface:
 def read(known: Surface | None = None) -> Surface:
     """Read the surface of the installed TRL.
 
-    The places and losses of `known`, by default the shipped surface, are looked up. The losses are
-    computed at the defaults of `known` where it has them. Otherwise a default that changed would be
-    reported twice, as a default and as a loss.
+    Args:
+        known: a surface, by default the shipped one. It says which classes, signatures and losses
+            to look up. Losses are computed at its defaults, where it has them: otherwise a default
+            that changed would be reported twice, as a default and as a loss.
 
     Returns:
         By section: `versions`, `homes`, `signatures`, `defaults`, `fields`, `losses`. What is not
@@ -78,24 +82,26 @@ def read(known: Surface | None = None) -> Surface:
     """
     known = known or shipped()
     with quick_and_quiet():
-        places = sorted({*known["signatures"], *relied_on()[0]})
+        methods, _ = relied_on()
+        places = sorted({*known["signatures"], *methods})
         homes = {name: _home(name, home) for name, home in known["homes"].items()}
         config_fields: dict[str, list[str]] = {}  # by config class
         defaults: dict[str, Any] = {}  # of _WATCHED, by names such as "GRPOConfig.beta"
         for name, home in homes.items():
             if not home or not name.endswith("Config"):
                 continue
-            by_name = {f.name: f for f in fields(_get(name, homes))}
-            config_fields[name] = sorted(by_name)
-            for watched in sorted(by_name.keys() & _WATCHED):
-                defaults[f"{name}.{watched}"] = _default(by_name[watched])
+            fields_by_name = {f.name: f for f in fields(_get(name, homes))}
+            config_fields[name] = sorted(fields_by_name)
+            for watched in sorted(fields_by_name.keys() & _WATCHED):
+                defaults[f"{name}.{watched}"] = _default(fields_by_name[watched])
+        defaults_of_losses = {**defaults, **known["defaults"]}  # the known ones override
         return {
             "versions": {name: version(name) for name in LIBRARIES},
             "homes": homes,
             "signatures": {place: _signature(place, homes) for place in places},
             "defaults": defaults,
             "fields": config_fields,
-            "losses": _losses(known["losses"], homes, {**defaults, **known["defaults"]}),
+            "losses": _losses(known["losses"], homes, defaults_of_losses),
         }
 
 
@@ -113,8 +119,9 @@ def relied_on() -> tuple[dict[str, set[type]], dict[str, str]]:
     """Return what our trainers rely on in TRL, transformers and accelerate.
 
     Returns:
-        The methods that our classes override or call, by dotted name, with the classes that do; and
-        the modules of ours that cannot be imported, with the error.
+        Two dictionaries. The first one maps the dotted name of each method that our classes
+        override or call to these classes. The second one maps each module of ours that cannot be
+        imported to the error.
     """
     users: dict[str, set[type]] = defaultdict(set)
     failed: dict[str, str] = {}
@@ -138,11 +145,11 @@ def relied_on() -> tuple[dict[str, set[type]], dict[str, str]]:
 
 
 def _stock_trainer(cls: type) -> type | None:
-    """Return the trainer of TRL that a class derives from first, or None, as for a config."""
+    """Return the trainer of TRL from which a class derives, None for classes without one."""
     trl_bases = [base for base in cls.__mro__ if base.__module__.startswith("trl.")]
     if trl_bases and trl_bases[0].__name__.endswith("Trainer"):
         return trl_bases[0]
-    return None
+    return None  # for example a config class, whose base is TRL's config
 
 
 def _places_used(owner: type, stock: type) -> Iterator[str]:
@@ -162,9 +169,14 @@ def _places_used(owner: type, stock: type) -> Iterator[str]:
 
 
 def _place(cls: type, name: str) -> str:
-    """Return where a class has a method from; what it inherits, with the module."""
+    """Return the dotted name of a method, by the class that defines it.
+
+    A stock trainer's own method has no module in front, such as "GRPOTrainer._compute_loss"; what
+    it inherits has, and so have the methods of Accelerator.
+    """
     owner = next(base for base in cls.__mro__ if name in vars(base))
-    home = "" if owner is cls is not Accelerator else f"{owner.__module__}."
+    is_own = owner is cls and cls is not Accelerator
+    home = "" if is_own else f"{owner.__module__}."
     return f"{home}{owner.__name__}.{name}"
 
 
@@ -185,9 +197,16 @@ def _home(name: str, recorded: str | None) -> str | None:
 
 
 def _get(place: str, homes: dict[str, str | None]) -> Any:
-    """Return what a dotted place, or a class at home, names; None if it is not there."""
+    """Return the class or function with a dotted name; None if it is not there.
+
+    Args:
+        place: the name, such as "trl.GRPOTrainer", or without a module if `homes` has the class,
+            such as "GRPOTrainer._compute_loss".
+        homes: the modules of trainers and configs, by name.
+    """
     first = place.partition(".")[0]
     parts = (f"{homes[first]}.{place}" if homes.get(first) else place).split(".")
+    # the longest beginning that is a module is imported, the rest are attributes
     for cut in range(len(parts) - 1, 0, -1):
         try:
             value: Any = import_module(".".join(parts[:cut]))
@@ -220,10 +239,11 @@ def settings(case: str) -> dict[str, Any]:
 
 
 def batch_of(case: str) -> tuple[policy.PolicyBatch, tuple[str, ...]]:
-    """Return the window of a case, and the further column of its data, if it names one."""
-    named = settings(case)
+    """Return the window of a case, and the further columns of its data, if it names any."""
+    case_settings = settings(case)
     usual = "drift" if case.split()[0] in POLICY else "drift of pairs"
-    return _BATCHES[named.get("batch", usual)], tuple(named.get("columns", "").split())
+    batch = _BATCHES[case_settings.get("batch", usual)]
+    return batch, tuple(case_settings.get("columns", "").split())
 
 
 def _value(text: str) -> Any:
@@ -288,13 +308,13 @@ def _case_fields(case: str, config: type, defaults: dict[str, Any]) -> dict[str,
     config_name = trainer_name.replace("Trainer", "Config")
     names = {f.name for f in fields(config)}
     case_fields = {}
-    for name in names & (LOSS_FIELDS | SHARED_FIELDS) - _OF_THE_WINDOW:
+    for name in names & (LOSS_FIELDS | SHARED_FIELDS) - _FIELDS_OF_WINDOW:
         place = f"{config_name}.{name}"
         if place in defaults:
             case_fields[name] = defaults[place]
     if trainer_name in POLICY:
         case_fields |= {name: value for name, value in ONLINE.items() if name in names}
     case_fields |= settings(case)
-    for name in ("batch", "columns"):  # which are no fields
+    for name in ("batch", "columns"):  # which choose the window and are no fields
         case_fields.pop(name, None)
     return case_fields
