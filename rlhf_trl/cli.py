@@ -92,11 +92,12 @@ class _Commands:
         """Add a command, and return what adds an option to it.
 
         Args:
-            name: of the command.
-            run: what does it.
-            help: a line about it.
-            recipe_options: what its other options do, where it hands them to a recipe.
-            epilog: another sentence at the end of its help.
+            name: the name of the command.
+            run: the function that does what the command is for.
+            help: a line about the command.
+            recipe_options: a sentence about all further options, for a command that hands these to
+                a recipe; "" for a command that refuses them.
+            epilog: another sentence at the end of the command's help.
         """
         command = self._commands.add_parser(
             name, help=help, epilog=recipe_options or epilog, allow_abbrev=False
@@ -192,6 +193,7 @@ CHANGES_THE_CONFIG = "Every other option changes the config; write them after th
 
 
 def _add_evaluate(commands: _Commands) -> None:
+    """Add `rlhf-trl evaluate` with its options."""
     option = commands.add(
         "evaluate",
         _evaluate,
@@ -366,6 +368,7 @@ def _add_rollouts(commands: _Commands) -> None:
 
 
 def _add_runs(commands: _Commands) -> None:
+    """Add `rlhf-trl runs` with its options."""
     option = commands.add(
         "runs",
         _runs,
@@ -404,7 +407,7 @@ def _drift(args: argparse.Namespace) -> None:
     """Record the installed TRL's surface, or report what moved in it since the recorded one."""
     if args.record and Path(args.record).exists() and not args.overwrite:
         raise InputError(f"--record: {args.record!r} exists; add --overwrite or name another file.")
-    with _lightly():
+    with _fast_imports():
         from rlhf_trl.compare import drift, surface
         from rlhf_trl.output import write_whole
 
@@ -420,18 +423,19 @@ def _drift(args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _lightly() -> Iterator[None]:
+def _fast_imports() -> Iterator[None]:
     """Make the import of TRL short: no trackers, metadata read once, no garbage collection."""
-    absent = [name for name in ("wandb", "trackio") if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(absent))  # a module that is None there is not imported
-    once = cache(importlib.metadata.packages_distributions)
+    not_imported_yet = [name for name in ("wandb", "trackio") if name not in sys.modules]
+    # Python refuses to import a module that is None in this dictionary
+    sys.modules.update(dict.fromkeys(not_imported_yet))
+    read_once = cache(importlib.metadata.packages_distributions)
     gc.disable()
     try:
-        with patch("importlib.metadata.packages_distributions", once):
+        with patch("importlib.metadata.packages_distributions", read_once):
             yield
     finally:
         gc.enable()
-        for name in absent:
+        for name in not_imported_yet:
             del sys.modules[name]
 
 
@@ -491,7 +495,7 @@ def _judge(args: argparse.Namespace) -> None:
     from rlhf_trl.rewards.judge import LLMJudge
     from rlhf_trl.run.yaml_loader import read_word
 
-    who = None
+    judge = None  # with --by a score or a reward model decides in its place
     if args.by is None:
         if not (args.base_url and args.model):
             raise InputError("judge needs --base_url and --model, or --by.")
@@ -499,11 +503,11 @@ def _judge(args: argparse.Namespace) -> None:
         fields = {name: getattr(args, name) for name in names} | {"cap": args.max_requests}
         if args.request is not None:
             fields["request"] = read_word(args.request)
-        who = LLMJudge(**fields)
+        judge = LLMJudge(**fields)
     number = max(numbered(Path("outputs"), "verdicts-"), default=0) + 1
     output = args.output or f"outputs/verdicts-{number}"
     with redirect_stdout(sys.stderr):  # stdout is for the table alone
-        text, fault = win_rates(args.answers, output, who, args.by, args.models, args.samples)
+        text, fault = win_rates(args.answers, output, judge, args.by, args.models, args.samples)
     print(text)
     if fault:
         raise InputError(fault)
@@ -582,11 +586,11 @@ def _pipeline(args: argparse.Namespace) -> None:
 
 
 def _probe(args: argparse.Namespace) -> None:
-    """Report the properties of a loss function or trainer; a broken one is an error."""
+    """Report the properties of a loss function or trainer; a broken property is an error."""
     from rlhf_trl.compare import probe, probe_trainer
     from rlhf_trl.run.yaml_loader import read_word
 
-    # argparse takes the first word for the function, also where --trainer makes it a setting
+    # With --trainer all words are settings, but argparse has taken the first one for the function.
     words = [*filter(None, [args.function]), *args.settings]
     subject = args.trainer
     if subject is None:
@@ -634,7 +638,7 @@ def _rollouts(args: argparse.Namespace) -> None:
 
 
 def _runs(args: argparse.Namespace) -> None:
-    """Do one of the four things that `rlhf-trl runs` does."""
+    """Compare two runs, delete, draw the tree of runs, or list them: print what that returns."""
     if args.yes and args.delete is None:
         raise InputError("--yes is read with --delete only; remove it, or name what to delete.")
     if args.tree + bool(args.compare) + (args.delete is not None) > 1:
@@ -643,14 +647,14 @@ def _runs(args: argparse.Namespace) -> None:
 
     folder = Path(args.folder)
     if args.compare:
-        content, text = runs.compare(*map(Path, args.compare)), runs.comparison
+        content, as_text = runs.compare(*map(Path, args.compare)), runs.comparison
     elif args.delete is not None:
-        content, text = deletion.delete(folder, args.delete, args.yes), deletion.report
+        content, as_text = deletion.delete(folder, args.delete, args.yes), deletion.report
     elif args.tree:
-        content, text = lineage.lineage(lineage.runs_in(folder)), lineage.tree
+        content, as_text = lineage.lineage(lineage.runs_in(folder)), lineage.tree
     else:
-        content, text = runs.listing(folder), runs.table
-    print(json.dumps(content, indent=2, default=str) if args.json else text(content))
+        content, as_text = runs.listing(folder), runs.table
+    print(json.dumps(content, indent=2, default=str) if args.json else as_text(content))
 
 
 def _compare(args: argparse.Namespace) -> None:

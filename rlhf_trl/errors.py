@@ -10,7 +10,7 @@ from dataclasses import MISSING, field
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-# What a field of numbers may hold, by what to write in place of anything else.
+# Conditions on the number in a field, by the words that tell the user what to write instead.
 RANGES: dict[str, Callable[[Any], bool]] = {
     "0 or more": lambda value: value >= 0,
     "1 or more": lambda value: value >= 1,
@@ -80,12 +80,13 @@ def setting(
     """Declare a field of a config, with what `--help` says of it.
 
     Args:
-        help: what it does, in a few words.
-        default: its value where nothing is given; `dataclasses.MISSING`: it must be given.
-        factory: makes the default in its place, where that is a list, a mapping or a block.
-        range: the one of the `RANGES` that its numbers are of.
-        choices: the words it may be, or a function that returns them.
-        block: the path of the dataclass whose values it holds, imported only where it is written.
+        help: what the field does, in a few words.
+        default: the value if the user sets none; `dataclasses.MISSING`: the user must set one.
+        factory: makes the default instead, if that is a list, a mapping or a block.
+        range: the key of `RANGES` whose condition a number must meet.
+        choices: the words that the value may be, or a function that returns them.
+        block: the dotted path of a dataclass, if the value is a block of that dataclass's fields;
+            imported only if a config has the block.
     """
     limits = {"range": range, "choices": choices, "block": block}
     metadata = {"help": help} | {key: value for key, value in limits.items() if value is not None}
@@ -96,11 +97,11 @@ def setting(
 
 def instead(value: Any, metadata: Mapping[str, Any]) -> str | None:
     """Return what to write for a value that `range` or `choices` of a field rule out, or None."""
-    wanted, choices = metadata.get("range"), allowed(metadata)
-    if value is None or not (wanted or choices):
+    range_name, choices = metadata.get("range"), allowed(metadata)
+    if value is None or not (range_name or choices):
         return None
-    if wanted:
-        return None if RANGES[wanted](value) else wanted
+    if range_name:
+        return None if RANGES[range_name](value) else range_name
     return None if value in choices else f"one of {', '.join(choices)}{nearest(value, choices)}"
 
 
@@ -154,9 +155,9 @@ def key_named_in(message: str, keys: Collection[str]) -> str | None:
 
 @contextmanager
 def naming(keys: Collection[str], phase: str = "") -> Iterator[None]:
-    """Make one sentence of what a library refuses: about a key in its message, or the `phase`.
+    """Turn a library's error into one sentence: about the key that it names, or else the `phase`.
 
-    See `key_named_in`.
+    See `key_named_in`. An error that names no key stays as it is if there is no `phase`.
     """
     try:
         yield
@@ -165,7 +166,7 @@ def naming(keys: Collection[str], phase: str = "") -> Iterator[None]:
     except (ImportError, KeyError, RuntimeError, TypeError, ValueError) as error:
         # the first argument, since the text of a KeyError has quotes around it
         message = " ".join(str(error.args[0] if error.args else error).split()).rstrip(".")
-        what = key_named_in(message, keys) or phase
-        if not what:  # nothing tells the user which key it is about
+        subject = key_named_in(message, keys) or phase
+        if not subject:
             raise
-        raise InputError(f"{what}: {message}; write another value, or remove it.") from error
+        raise InputError(f"{subject}: {message}; write another value, or remove it.") from error

@@ -105,8 +105,8 @@ def group_standardized(
         std_epsilon: e, in units of the reward.
 
     Returns:
-        (B,) advantages. Those of a group of equal rewards are not always 0: their computed mean may
-        be off by a rounding error, which a small e enlarges. Those of six rewards of 0.3 in float32
+        (B,) advantages. In a group of equal rewards they are not always 0: the computed mean may be
+        off by a rounding error, which a small e enlarges. For six rewards of 0.3 in float32 they
         are 0.0003 with e = 1e-4 and 0.7 with e = 1e-8 (3 if the batch holds two such groups).
     """
     grouped = as_groups(rewards, num_generations, "group_standardized", at_least=2)
@@ -123,8 +123,8 @@ def maxrl(
 
     Source: MaxRL (arXiv:2602.02710); the book prints no equation.
 
-    `binary_rewards` are (B,), 1 for a success and 0 for a failure; others are an InputError, unless
-    there is `partial_credit`, as in the book's code.
+    `binary_rewards` are (B,), 1 for a success and 0 for a failure; other values are an InputError,
+    unless `partial_credit` allows them, as in the book's code.
     """
     if not partial_credit and not ((binary_rewards == 0) | (binary_rewards == 1)).all():
         raise InputError("maxrl: binary_rewards must hold only 0 and 1 (a failure and a success)")
@@ -141,7 +141,7 @@ def gae(
 
     A_t = sum_l (gamma lam)^l delta_{t+l},  delta_t = r_t + gamma V_{t+1} - V_t
 
-    V after the last token is 0, and "the next token" is the next one that counts.
+    V after the last token is 0. Token t + 1 is the next token that counts.
 
     Source: chapter 6, eq:TD_RESIDUAL and eq:GAE_DFN; GAE (arXiv:1506.02438).
 
@@ -165,7 +165,7 @@ def gae(
         delta = rewards[:, t] + gamma * next_value - values[:, t]
         advantage = delta + gamma * lam * next_advantage
         advantages[:, t] = torch.where(counts[:, t], advantage, 0)
-        # past a masked token, the token before it sees the same next one
+        # a masked token changes nothing here, so the token before it sees the one after it
         next_advantage = torch.where(counts[:, t], advantage, next_advantage)
         next_value = torch.where(counts[:, t], values[:, t], next_value)
     return advantages
@@ -184,21 +184,21 @@ def whitened(advantages: Tensor, mask: Tensor) -> Tensor:
         mask: (B, T) 1 on tokens that count.
 
     Returns:
-        (B, T) advantages, 0 on masked positions, and where a single token counts: it is the mean.
+        (B, T) advantages, 0 on masked positions. A single token that counts is the mean: 0, too.
     """
-    kept = advantages[mask.bool()]
-    spread = kept.std() if len(kept) > 1 else 0
-    return torch.where(mask.bool(), (advantages - kept.mean()) / (spread + 1e-8), 0)
+    counted = advantages[mask.bool()]
+    spread = counted.std() if len(counted) > 1 else 0
+    return torch.where(mask.bool(), (advantages - counted.mean()) / (spread + 1e-8), 0)
 
 
 def as_groups(rewards: Tensor, size: int | None, function: str, at_least: int = 1) -> Tensor:
-    """View the batch as one row per prompt.
+    """View the rewards, (B,), as one row per prompt.
 
     Returns:
-        (P, G), G being the `size` of a group, or B where it is None.
+        (P, G), where G is the `size` of a group; None: B.
 
     Raises:
-        InputError: B is not a multiple of G, or G is below `at_least`, in the name of `function`.
+        InputError: B is not a multiple of G, or G is below `at_least`; it names the `function`.
     """
     if rewards.dim() != 1:
         raise InputError(f"{function}: rewards must have shape (B,), not {tuple(rewards.shape)}")

@@ -96,9 +96,9 @@ def per_prompt(
     Args:
         losses: (B, T), and so is the mask.
         num_generations: completions of each prompt; None: all are of one.
-        prompt_tokens: (B,) for each completion, the tokens of all completions of its prompt; for
-            batches that hold only a part of these. None: counted from the mask.
-        normalizer: P; None: B / num_generations, a fraction where a batch holds parts of prompts.
+        prompt_tokens: (B,) the number of tokens of all completions of the same prompt, for batches
+            that lack some of these completions; None: counted from the mask.
+        normalizer: P; None: B / num_generations, a fraction where completions are lacking.
     """
     size = num_generations or len(mask)
     if prompt_tokens is None:

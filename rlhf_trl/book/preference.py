@@ -131,7 +131,7 @@ def orpo(
     Args:
         chosen_nll: (B,) or scalar negative log-likelihood of the chosen, in nats per token.
         beta: weight of the odds ratio.
-        max_logp: larger log-probabilities count as this one, without a gradient of the odds.
+        max_logp: clamp larger log-probabilities to this; below 0 it keeps the odds finite.
 
     Returns:
         (B,) losses; infinite where a log-probability is 0.

@@ -69,8 +69,8 @@ def overlong_penalty(lengths: Tensor, max_completion_length: int, soft_punish_ca
     Args:
         lengths: (B,) tokens n of the completions.
         max_completion_length: L, the limit in tokens.
-        soft_punish_cache: C, the tokens before the limit over which the penalty grows, 1 to L;
-            others are an InputError.
+        soft_punish_cache: C, the number of tokens before the limit over which the penalty grows;
+            an InputError unless it is 1 to L.
 
     Returns:
         (B,) penalties in [-1, 0], to be added to the rewards.

@@ -53,7 +53,7 @@ def demonstrate(
 
     Args:
         task (`str`):
-            Name of the reasoning-gym task; a task without an own mixture gets the one named `*`.
+            Name of the reasoning-gym task; a task without a mixture of its own has that of `*`.
         question (`str`):
             The question, verbatim.
         answer (`str`):
@@ -64,21 +64,21 @@ def demonstrate(
             Weight of each kind in place of the task's own: `ONLY_RIGHT`, `only_errors(task)`, or
             any other choice among the task's kinds. Weights need not add to 1.
 
-    Every kind but `right` is wrong by string equality. Where the kind drawn is not (a palindrome
-    copied, a last term of 0 ignored) the task's last resort stands in: a dropped letter, or a sum
-    off by one.
+    Every kind but `right` gives another completion than the right one. If the kind drawn happens to
+    give the right answer (a palindrome copied, a last term of 0 ignored), it is replaced by an
+    error that never does: a dropped letter, or a sum off by one.
 
     Raises:
         InputError: a kind that the task does not have, or weights that choose nothing.
     """
-    own = MIXTURES.get(task, MIXTURES["*"])
-    weights = own if mixture is None else mixture
+    task_mixture = MIXTURES.get(task, MIXTURES["*"])
+    weights = task_mixture if mixture is None else mixture
     # `mixture` comes from the caller, so its kinds and weights are checked
     for kind, weight in weights.items():
-        if kind not in own:
+        if kind not in task_mixture:
             raise InputError(
                 f"demonstrator: task {task!r} has no demonstration of kind {kind!r}"
-                f"{nearest(kind, own)}; it has {', '.join(own)}."
+                f"{nearest(kind, task_mixture)}; it has {', '.join(task_mixture)}."
             )
         if not 0 <= weight < float("inf"):
             raise InputError(
@@ -93,7 +93,7 @@ def demonstrate(
         return _malformed(answer, rng)
     wrong = _ERRORS[kind](question, answer, rng)
     if wrong is None or wrong.strip() == answer.strip():
-        last_resort = "off_by_one" if "off_by_one" in own else "last_letter_dropped"
+        last_resort = "off_by_one" if "off_by_one" in task_mixture else "last_letter_dropped"
         wrong = _ERRORS[last_resort](question, answer, rng)
     return COMPLETION.format(wrong)
 
