@@ -149,16 +149,21 @@ def _comparison_loss(
 def _preference_loss(
     side: Book, part: Micro, token_logps: Tensor, settings: Mapping[str, Any]
 ) -> Tensor:
-    """Return the direct-alignment loss from log-probabilities of tokens, (R, S).
+    """Return the direct-alignment loss of a micro-batch.
 
-    The row says whether those of a completion are summed or averaged, and whether it reads a
-    reference. The function gets what the row reads, and refuses anything else.
+    `preference_loss` takes the tensors that the row reads, and refuses any other.
+
+    Args:
+        side: the algorithm, its formulation and parameters.
+        part: the micro-batch.
+        token_logps: (R, S) log-probabilities of the tokens under the policy.
+        settings: formulation and parameters, as `preference_loss` takes them.
     """
     row = side.row
     is_chosen = part.chosen
 
     def of_completions(logps: Tensor) -> Tensor:
-        """Return (R,) sums over completions, or means."""
+        """Return (R,) sums over the tokens of each completion, or means, as the row has it."""
         total = (logps * part.mask).sum(1)
         return total / part.mask.sum(1) if row.logps == "mean" else total
 
@@ -183,8 +188,8 @@ def trainer_classes(name: str) -> tuple[type, type]:
         try:
             module = import_module(OURS[name].rpartition(".")[0])
         except Exception as error:
-            # What it misses in another release of TRL may raise anything. As an ImportError it has
-            # the verdict "not on this TRL", see `Matrix._tried`.
+            # A module that misses something in another release of TRL may raise anything. As an
+            # ImportError it gets the verdict "not on this TRL", see `Matrix._tried`.
             raise ImportError(f"{name}: {measure.sentence(error)}") from error
     else:
         module = import_module(_EXPERIMENTAL.get(name, "trl"))
@@ -207,7 +212,7 @@ def own_trainer(algorithm: str) -> str:
 
 
 def arguments(name: str, formulation_name: str) -> dict[str, Any]:
-    """Return what our trainer of a formulation is given beside its config."""
+    """Return the arguments that choose the row of our trainer; `models.make_trainer` takes them."""
     steps = {"step_separator": STEP, "step_split": STEP} if name == "prm" else {}
     return {"algorithm": name, "formulation": formulation_name} | steps
 
@@ -272,7 +277,7 @@ def _random_pair(number: int, trainer: str, batch: PolicyBatch) -> dict[str, Any
     rejected_length = rng.randint(1, 40) if batch.ragged else 8
     prompt_length = rng.randint(3, 16) if batch.ragged else 5
     if batch.fields and trainer not in _EXPERIMENTAL and number % 5 == 2:
-        prompt_length += 30  # it fills max_length
+        prompt_length += 30  # this prompt alone fills the batch's max_length
     return {
         "prompt": _text(prompt_length, "prompt", number),
         "chosen": _text(chosen_length, "chosen", number),
