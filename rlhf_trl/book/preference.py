@@ -235,7 +235,7 @@ def apo_zero(
     Source: APO (arXiv:2408.06266), equation 7, on sums.
 
     Args:
-        offset: a constant to add, 1 in TRL, to losses between -1 and 1.
+        offset: a constant that is added to losses between -1 and 1; TRL adds 1.
     """
     chosen = torch.sigmoid(beta * (policy_chosen_logps - ref_chosen_logps))
     rejected = torch.sigmoid(beta * (policy_rejected_logps - ref_rejected_logps))
@@ -257,7 +257,7 @@ def apo_down(
     Source: APO (arXiv:2408.06266), equation 8, on sums.
 
     Args:
-        offset: a constant to add, 1 in TRL, to losses between -1 and 1.
+        offset: a constant that is added to losses between -1 and 1; TRL adds 1.
     """
     chosen = beta * (policy_chosen_logps - ref_chosen_logps)
     rejected = beta * (policy_rejected_logps - ref_rejected_logps)
