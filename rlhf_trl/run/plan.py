@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from rlhf_trl.models import UNTRAINED, model_config
 from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.options import join_options
-from rlhf_trl.run.shares import Launch, Weights, frozen_per_process, per_process
+from rlhf_trl.run.shares import Launch, Weights, frozen_per_process, per_process, read_launch
 from rlhf_trl.run.stages import Stage, stage_of_config
 
 GIB = 2**30
@@ -93,6 +93,37 @@ def launched_with(processes: int) -> Iterator[None]:
     seen = patch.object(TrainingArguments, "world_size", PropertyMock(return_value=processes))
     with seen, patch("rlhf_trl.run.config.world_size", lambda: processes):
         yield
+
+
+def planned_page(
+    config: str,
+    words: Sequence[str],
+    *,
+    accelerate: str | None = None,
+    gpus: int | None = None,
+    nodes: int | None = None,
+    gpu_memory: str | None = None,
+    prompt_tokens: int = 256,
+    text_tokens: int = 1024,
+) -> str:
+    """Return the page that `rlhf-trl plan` prints; the arguments are the command's options.
+
+    Where the run does not fit into `gpu_memory`, it ends with the three cheapest changes.
+    """
+    memory = None if gpu_memory is None else read_memory(gpu_memory)
+    for option, number in (("--gpus", gpus), ("--nodes", nodes), ("--text-tokens", text_tokens)):
+        if number is not None and number < 1:
+            raise InputError(f"{option} is {number}; write 1 or more.")
+    launch = read_launch(accelerate, gpus, nodes, read_config(config).get("expect"))
+
+    def planned(more_words: Sequence[str], other_launch: Launch) -> Plan:
+        return make_plan(config, [*words, *more_words], other_launch, prompt_tokens, text_tokens)
+
+    plan = planned([], launch)
+    savings = []
+    if memory is not None and plan.needed > memory:
+        savings = changes(plan, planned)
+    return as_text(plan, memory, savings)
 
 
 def make_plan(
@@ -286,8 +317,7 @@ def saved_bytes(model: torch.nn.Module, forward: Callable[[], Any]) -> int:
 
 def _activations(stage: Stage, loaded: Loaded, model: Any, texts: Texts) -> int:
     """Return the bytes that one micro-batch's forward pass saves for the backward pass."""
-    checkpointed = loaded.trl.activation_checkpointing
-    if checkpointed:
+    if loaded.trl.activation_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     model.train()
     is_fused = stage.makes == "policy" and stage.name not in WHOLE_LOGITS
@@ -302,24 +332,22 @@ def _activations(stage: Stage, loaded: Loaded, model: Any, texts: Texts) -> int:
 
     with FakeTensorMode():
         _make_fake(model)
-        saved = saved_bytes(model, forward)
-    if checkpointed:
-        saved += _one_layer(stage, loaded, texts)
-    return saved
+        return saved_bytes(model, forward)
 
 
-def _one_layer(stage: Stage, loaded: Loaded, texts: Texts) -> int:
+def _one_layer(stage: Stage, loaded: Loaded, architecture: Any, texts: Texts) -> int:
     """Return what a layer saves: with checkpointing, one at a time is computed again, and kept."""
-    plain = copy(loaded.trl)
-    plain.activation_checkpointing = False
+    args = copy(loaded.trl)
+    args.activation_checkpointing = False
+    plain = loaded._replace(trl=args)
     sizes = []
     for layers in (1, 2):
-        architecture = _architecture(loaded.model, loaded.trl)
-        architecture.num_hidden_layers = layers
-        if getattr(architecture, "layer_types", None):
-            architecture.layer_types = architecture.layer_types[:layers]
-        model = _new_model(stage, loaded._replace(trl=plain), architecture)
-        sizes.append(_activations(stage, loaded._replace(trl=plain), model, texts))
+        shortened = deepcopy(architecture)
+        shortened.num_hidden_layers = layers
+        if getattr(shortened, "layer_types", None):
+            shortened.layer_types = shortened.layer_types[:layers]
+        model = _new_model(stage, plain, shortened)
+        sizes.append(_activations(stage, plain, model, texts))
     return sizes[1] - sizes[0]
 
 
@@ -354,6 +382,11 @@ def _training_lines(stage: Stage, loaded: Loaded, launch: Launch, texts: Texts) 
         size = _activations(of_policy, loaded, model, texts)
         source = f"one forward pass, {texts.rows} x {texts.tokens} tokens"
         yield Line(what=f"{name}: activations", size=size, source=source, only_in="update")
+        if args.activation_checkpointing:
+            size = _one_layer(of_policy, loaded, model.config, texts)
+            source = "two layers less one, without checkpointing"
+            what = f"{name}: a layer computed again"
+            yield Line(what=what, size=size, source=source, only_in="update")
     vocabulary = _architecture(loaded.model, args).get_text_config().vocab_size
     if stage.makes == "policy":
         yield _logits_line(stage, texts, vocabulary)

@@ -37,7 +37,10 @@ class Weights:
 
 
 def read_launch(
-    accelerate: str | None, gpus: int | None, nodes: int | None, expected: Any = None
+    accelerate: str | None,
+    gpus: int | None,
+    nodes: int | None,
+    expected: Mapping[str, Any] | None = None,
 ) -> Launch:
     """Return the launch that an accelerate config describes; its numbers may be replaced.
 
@@ -46,13 +49,14 @@ def read_launch(
             processes as asked for, each with the whole model.
         gpus: processes over all nodes; None: the file's.
         nodes: machines; None: the file's.
-        expected: the run's block `expect:`, which must not contradict them.
+        expected: the config's block `expect:`, as a mapping; the launch must not contradict it.
 
     Raises:
         InputError: the file cannot be planned for, or not with these numbers.
     """
     values = _read_accelerate(accelerate) if accelerate else {}
-    processes = gpus or values.get("num_processes") or getattr(expected, "processes", None) or 1
+    expected = expected or {}
+    processes = gpus or values.get("num_processes") or expected.get("processes") or 1
     machines = nodes or values.get("num_machines") or 1
     if processes < machines or processes % machines:
         raise InputError(
@@ -120,12 +124,12 @@ def _strategy(values: Mapping[str, Any], processes: int, machines: int, path: st
     )
 
 
-def _check_expected(launch: Launch, expected: Any, path: str | None) -> None:
+def _check_expected(launch: Launch, expected: Mapping[str, Any], path: str | None) -> None:
     """Refuse a launch that the config's own `expect:` would refuse when it starts."""
     family = {"one process": "none", "ddp": "ddp", "fsdp2": "fsdp"}
     strategy = family.get(launch.strategy, "deepspeed")
-    wanted_strategy = getattr(expected, "strategy", None)
-    wanted_processes = getattr(expected, "processes", None)
+    wanted_strategy = expected.get("strategy")
+    wanted_processes = expected.get("processes")
     if path and wanted_strategy not in (None, strategy):
         raise InputError(
             f"the config expects strategy {wanted_strategy} and --accelerate {path} is {strategy}; "
