@@ -176,7 +176,7 @@ def test_zero_2_and_3_are_deepspeeds_own_estimates(processes):
             offloads_optimizer=optimizer,
             offloads_weights=weights,
         )
-        _, needed = stage_3.estimate_zero3_model_states_mem_needs(
+        _, needed, _ = stage_3.estimate_zero3_model_states_mem_needs(
             1000, 100, processes, cpu_offload=optimizer, cpu_offload_params=weights
         )
         assert sum(shares.per_process(WEIGHTS, launch, True).values()) == needed
@@ -207,10 +207,8 @@ def test_shares_by_hand(strategy, parts):
 def test_the_command_plans_for_other_machines(capsys):
     config = str(ROOT / "configs" / "tiny" / "grpo.yaml")
     accelerate = str(ROOT / "configs" / "accelerate" / "zero2.yaml")
-    cli.main(
-        ["plan", "--config", config, "--accelerate", accelerate, "--gpus", "4", "--gpu-memory"]
-        + ["1MiB", "--prompt-tokens", "20", "--per_device_train_batch_size", "8"]
-    )
+    words = "--gpus 4 --gpu-memory 1MiB --prompt-tokens 20 --per_device_train_batch_size 8"
+    cli.main(["plan", "--config", config, "--accelerate", accelerate, *words.split()])
     page = capsys.readouterr().out
     assert "4 processes on 1 node, zero2" in page
     assert "32 completions per optimizer step: 8 x 1 accumulated x 4 processes" in page
@@ -227,16 +225,15 @@ def test_the_command_plans_for_other_machines(capsys):
         ("--accelerate nowhere.yaml", "--accelerate nowhere.yaml cannot be read"),
         ("--model_name_or_path owner/unknown", "config.json is enough for a plan"),
         ("--optim adafactor", "the state of adafactor is not known here"),
-        ("--gpus 3", "does not divide the generation batch of"),
+        ("--gpus 3 --num_generations 7", "does not divide the generation batch of"),
     ],
 )
-def test_a_plan_that_cannot_be_made_is_one_sentence(words, sentence, capsys):
+def test_a_plan_that_cannot_be_made_is_one_sentence(words, sentence):
     config = str(ROOT / "configs" / "tiny" / "grpo.yaml")
     with pytest.raises(SystemExit) as end:
         cli.main(["plan", "--config", config, *words.split()])
-    assert end.value.code == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error:") and sentence in error and error.count("\n") == 1
+    error = str(end.value.code)  # which Python prints, with exit code 1
+    assert error.startswith("error:") and sentence in error and "\n" not in error
 
 
 def test_a_launch_that_the_config_does_not_expect_is_refused():
