@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _add_race,
         _add_best_of_n,
         _add_preview,
+        _add_plan,
         _add_pipeline,
         _add_evaluate,
         _add_judge,
@@ -168,6 +169,22 @@ def _add_preview(commands: _Commands) -> None:
     )
     option("config", help="of any recipe")
     option("--json", action="store_true", help="the same for programs")
+
+
+def _add_plan(commands: _Commands) -> None:
+    option = commands.add(
+        "plan",
+        _plan,
+        "the memory and batches of a run, estimated before any weight is loaded",
+        "Every other option changes the config.",
+    )
+    option("--config", required=True, help="of any recipe that trains")
+    option("--accelerate", metavar="FILE", help="what accelerate launch --config_file will get")
+    option("--gpus", type=int, help="processes over all nodes (those of the file, else 1)")
+    option("--nodes", type=int, help="machines (those of the file, else 1)")
+    option("--gpu-memory", metavar="80GB", help="say whether it fits, and else what would")
+    option("--prompt-tokens", type=int, default=256, help="of the longest prompt (256)")
+    option("--text-tokens", type=int, default=1024, help="where max_length is not set (1024)")
 
 
 def _add_pipeline(commands: _Commands) -> None:
@@ -566,6 +583,26 @@ def _preview(args: argparse.Namespace) -> None:
     with redirect_stdout(sys.stderr):  # libraries print, too, but stdout is for the result alone
         numbers = preview(args.config, args.recipe_options)
     print(json.dumps(numbers, indent=2) if args.json else as_text(numbers))
+
+
+def _plan(args: argparse.Namespace) -> None:
+    """Print what `plan` computes, and nothing else, on stdout."""
+    from rlhf_trl.models import load_quietly
+    from rlhf_trl.run.plan import planned_page
+
+    load_quietly()
+    with redirect_stdout(sys.stderr):
+        page = planned_page(
+            args.config,
+            args.recipe_options,
+            accelerate=args.accelerate,
+            gpus=args.gpus,
+            nodes=args.nodes,
+            gpu_memory=args.gpu_memory,
+            prompt_tokens=args.prompt_tokens,
+            text_tokens=args.text_tokens,
+        )
+    print(page)
 
 
 def _pipeline(args: argparse.Namespace) -> None:

@@ -111,7 +111,7 @@ def lines() -> list[Line]:
         Line("demo bf16 weights", 0.5, "demo", {"max_steps": 100, "dtype": "bfloat16"}),
         book_line("grpo", "qwen3-1.7b", 2.5, 256, 512, batch=4, updates=4, **book),
         book_line("ppo", "qwen3-1.7b", 2, 256, 512, batch=16, updates=2, **book),
-        book_line("dpo", "olmo2-1b", 2.5, 1024, 1023, batch=64, max_length=2048),
+        book_line("dpo", "olmo-2-0425-1b", 2.5, 1024, 1023, batch=64, max_length=2048),
         book_line("reward", "qwen3-0.6b", 1, 256, 255, batch=16, max_length=512),
         Line(
             "resume grpo", 1.5, "resume", {"how": "one_gpu", "recipe": "grpo", **short, **sampled}

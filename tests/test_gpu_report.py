@@ -228,10 +228,10 @@ def test_flops_are_those_that_torch_counts(grad):
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("qwen3-0.6b", 596_049_920), ("qwen3-1.7b", 1_720_574_976), ("olmo2-1b", 1_484_916_736)],
+    [("qwen3-0.6b", 596_049_920), ("qwen3-1.7b", 1_720_574_976), ("olmo-2-0425-1b", 1_484_916_736)],
 )
 def test_the_models_have_the_size_of_those_they_stand_for(name, parameters):
-    values = json.loads((ROOT / "scripts" / "gpu_report" / f"{name}.json").read_text())
+    values = json.loads((ROOT / "rlhf_trl" / "run" / "architectures" / f"{name}.json").read_text())
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values))
     assert model.num_parameters() == parameters

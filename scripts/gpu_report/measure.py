@@ -238,7 +238,8 @@ def model_folder(name: str, scratch: Path) -> str:
     """Return the folder of a model; one with random weights is made of its config (a JSON file)."""
     if name == "tiny":
         return tiny.checkpoint_path()
-    source = Path(name) if name.endswith(".json") else HERE / f"{name}.json"
+    shipped = ROOT / "rlhf_trl" / "run" / "architectures" / f"{name}.json"
+    source = Path(name) if name.endswith(".json") else shipped
     folder = scratch / "models" / source.stem
     if not folder.exists():
         torch.manual_seed(0)

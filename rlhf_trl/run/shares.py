@@ -1,0 +1,227 @@
+"""What of a model's state each process of a launch holds: arithmetic, by strategy."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import yaml
+
+from rlhf_trl.errors import InputError
+
+Strategy = Literal["one process", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
+SHARDING = ("fsdp2", "zero3")  # strategies under which no process holds the whole weights
+FLOAT32 = 4  # bytes of a number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """The processes that a run is planned for, one for each GPU, and how they share a model."""
+
+    processes: int = 1  # over all nodes
+    nodes: int = 1
+    strategy: Strategy = "one process"
+    offloads_optimizer: bool = False  # master weights, their gradients and Adam's state to the CPU
+    offloads_weights: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """The weights of one model, in numbers; tied ones count once."""
+
+    trained: int
+    frozen: int
+    trained_bytes: int  # in the dtype in which the model is loaded
+    frozen_bytes: int
+    largest_layer: int  # numbers in the largest block that a sharded model gathers at once
+    optimizer_bytes: int  # of the optimizer's state, where it is not shared
+
+
+def read_launch(
+    accelerate: str | None,
+    gpus: int | None,
+    nodes: int | None,
+    expected: Mapping[str, Any] | None = None,
+) -> Launch:
+    """Return the launch that an accelerate config describes; its numbers may be replaced.
+
+    Args:
+        accelerate: path of the file that `accelerate launch --config_file` takes; None: as many
+            processes as asked for, each with the whole model.
+        gpus: processes over all nodes; None: the file's.
+        nodes: machines; None: the file's.
+        expected: the config's block `expect:`, as a mapping; the launch must not contradict it.
+
+    Raises:
+        InputError: the file cannot be planned for, or not with these numbers.
+    """
+    values = _read_accelerate(accelerate) if accelerate else {}
+    expected = expected or {}
+    processes = gpus or values.get("num_processes") or expected.get("processes") or 1
+    machines = nodes or values.get("num_machines") or 1
+    if processes < machines or processes % machines:
+        raise InputError(
+            f"{processes} processes do not spread over {machines} nodes; write --gpus as a "
+            "multiple of --nodes (it counts the GPUs of all nodes)."
+        )
+    launch = _strategy(values, processes, machines, accelerate)
+    _check_expected(launch, expected, accelerate)
+    return launch
+
+
+def _read_accelerate(path: str) -> dict[str, Any]:
+    """Return what an accelerate config says."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            values = yaml.safe_load(file)
+    except (OSError, yaml.YAMLError) as error:
+        raise InputError(
+            f"--accelerate {path} cannot be read: {str(error).splitlines()[0]}; name a file that "
+            "accelerate launch --config_file takes, such as configs/accelerate/zero2.yaml."
+        ) from error
+    if not isinstance(values, dict) or "distributed_type" not in values:
+        raise InputError(
+            f"--accelerate {path} has no distributed_type; name a file that accelerate launch "
+            "--config_file takes, such as configs/accelerate/zero2.yaml."
+        )
+    return values
+
+
+def _strategy(values: Mapping[str, Any], processes: int, machines: int, path: str | None) -> Launch:
+    """Return the launch with the strategy of an accelerate config's `values`."""
+    kind = str(values.get("distributed_type", "NO")).upper()
+    deepspeed, fsdp = values.get("deepspeed_config") or {}, values.get("fsdp_config") or {}
+    optimizer = weights = False
+    strategy: str = "ddp" if processes > 1 else "one process"
+    if kind == "DEEPSPEED":
+        if "zero_stage" not in deepspeed:
+            raise InputError(
+                f"--accelerate {path}: its deepspeed_config names no zero_stage; write the stage "
+                "there (a deepspeed_config_file is not read here)."
+            )
+        strategy = f"zero{deepspeed['zero_stage']}"
+        optimizer = deepspeed.get("offload_optimizer_device", "none") != "none"
+        weights = deepspeed.get("offload_param_device", "none") != "none"
+    elif kind == "FSDP":
+        if fsdp.get("fsdp_version", 1) != 2 or not fsdp.get("fsdp_reshard_after_forward", True):
+            raise InputError(
+                f"--accelerate {path}: only FSDP 2 that reshards after the forward pass can be "
+                "planned; write fsdp_version: 2 and fsdp_reshard_after_forward: true."
+            )
+        strategy = "fsdp2"
+        optimizer = weights = bool(fsdp.get("fsdp_offload_params"))
+    known = ("one process", "ddp", "fsdp2", "zero1", "zero2", "zero3")
+    if strategy not in known or kind not in ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP"):
+        raise InputError(
+            f"--accelerate {path}: {kind.lower()} {strategy} cannot be planned; write one of "
+            f"{', '.join(known[1:])}."
+        )
+    return Launch(
+        processes=processes,
+        nodes=machines,
+        strategy=strategy,  # type: ignore[arg-type] # checked above
+        offloads_optimizer=optimizer,
+        offloads_weights=weights,
+    )
+
+
+def _check_expected(launch: Launch, expected: Mapping[str, Any], path: str | None) -> None:
+    """Refuse a launch that the config's own `expect:` would refuse when it starts."""
+    family = {"one process": "none", "ddp": "ddp", "fsdp2": "fsdp"}
+    strategy = family.get(launch.strategy, "deepspeed")
+    wanted_strategy = expected.get("strategy")
+    wanted_processes = expected.get("processes")
+    if path and wanted_strategy not in (None, strategy):
+        raise InputError(
+            f"the config expects strategy {wanted_strategy} and --accelerate {path} is {strategy}; "
+            f"name an accelerate file for {wanted_strategy}, or change expect.strategy."
+        )
+    if wanted_processes not in (None, launch.processes):
+        raise InputError(
+            f"the config expects {wanted_processes} processes and {launch.processes} are planned; "
+            f"write --gpus {wanted_processes}, or change expect.processes."
+        )
+
+
+def per_process(weights: Weights, launch: Launch, computes_in_bf16: bool) -> dict[str, int]:
+    """Return the bytes of one model's state that each process keeps on its GPU, by part.
+
+    With P trained numbers of b bytes, N processes and Adam (8 bytes a number in float32):
+
+    - one process: weights b P, gradients b P, optimizer 2 b P;
+    - DDP: the same, and once more b P for the buckets in which gradients are averaged;
+    - ZeRO-1 and -2 in bf16: weights 2 P, gradients 2 P / N (stage 1: 2 P), and 16 P / N for master
+      weights, their gradients and Adam's state, all float32. ZeRO-3: weights 2 P / N as well,
+      and the weights and gradients of the largest layer, 4 bytes a number, while it is computed;
+    - FSDP 2: all by N, in float32 where it computes in bf16 (accelerate keeps master weights),
+      and two gathered layers: the one that is computed and the next one.
+
+    DeepSpeed's figures are those of its own estimators (deepspeed.runtime.zero).
+
+    Args:
+        weights: of the model.
+        launch: the processes.
+        computes_in_bf16: whether the run has `bf16: true`.
+    """
+    count, strategy = launch.processes, launch.strategy
+    compute_bytes = 2 if computes_in_bf16 else FLOAT32
+    if strategy in ("one process", "ddp"):
+        parts = {
+            "weights": weights.trained_bytes + weights.frozen_bytes,
+            "gradients": weights.trained_bytes,
+            "optimizer": weights.optimizer_bytes,
+        }
+        if strategy == "ddp":
+            parts["gradient buckets"] = weights.trained_bytes
+        return parts
+    if strategy == "fsdp2":
+        kept = FLOAT32 if computes_in_bf16 else None  # bytes of a trained number; None: as loaded
+        trained = weights.trained * kept if kept else weights.trained_bytes
+        scale = trained / weights.trained_bytes if weights.trained_bytes else 1
+        parts = {
+            "weights": _share(trained + weights.frozen_bytes, count),
+            "gradients": _share(trained, count),
+            "optimizer": _share(int(weights.optimizer_bytes * scale), count),
+            "gathered layers": 2 * weights.largest_layer * compute_bytes,
+        }
+    else:
+        parts = _zero(weights, launch, compute_bytes)
+    if launch.offloads_optimizer:
+        parts["optimizer"] = 0
+        if strategy != "fsdp2":
+            parts["gradients"] = 0
+    if launch.offloads_weights:
+        parts["weights"] = 0
+        parts["gradients"] = 0
+    return parts
+
+
+def _zero(weights: Weights, launch: Launch, compute_bytes: int) -> dict[str, int]:
+    """Return the parts of `per_process` under DeepSpeed, before anything is offloaded."""
+    count, trained = launch.processes, weights.trained
+    whole = compute_bytes * (trained + weights.frozen)
+    # master weights, their gradients and Adam's two averages
+    states = _share(4 * FLOAT32 * trained, count)
+    if launch.strategy == "zero3":
+        return {
+            "weights": _share(whole, count),
+            "gradients": 0,  # those of a layer at a time, below; the shares are in the states
+            "optimizer": states,
+            "gathered layers": 2 * compute_bytes * weights.largest_layer,
+        }
+    gradients = compute_bytes * trained
+    return {
+        "weights": whole,
+        "gradients": gradients if launch.strategy == "zero1" else _share(gradients, count),
+        "optimizer": states,
+    }
+
+
+def _share(size: int, count: int) -> int:
+    """Return a process's share of so many bytes."""
+    return size // count
+
+
+def frozen_per_process(weights: Weights, launch: Launch) -> int:
+    """Return the bytes of a model that is only read (a reference, a reward model), per process."""
+    size = weights.trained_bytes + weights.frozen_bytes
+    return _share(size, launch.processes) if launch.strategy in SHARDING else size

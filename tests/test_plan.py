@@ -1,0 +1,254 @@
+"""The planned bytes against live ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer
+
+from rlhf_trl import cli
+from rlhf_trl.errors import InputError
+from rlhf_trl.run import fake_models, plan, shares
+from rlhf_trl.run.config_files import read_config
+from rlhf_trl.run.fake_models import Texts
+from rlhf_trl.run.shares import Launch
+from rlhf_trl.run.stages import stage_of_config
+from rlhf_trl.tiny import checkpoint_path
+
+ROOT = Path(__file__).parent.parent
+
+
+class Live:
+    """What a trainer's first micro-batch saves, seen by hooks around its own training step."""
+
+    def __init__(self, monkeypatch):
+        self.saved = None
+        original = Trainer.training_step
+
+        def training_step(trainer, model, inputs, *rest):
+            if self.saved is not None:
+                return original(trainer, model, inputs, *rest)
+            owned = {
+                t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]
+            }
+            kept = []
+
+            def pack(tensor):
+                kept.append(tensor)
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                loss = original(trainer, model, inputs, *rest)
+            storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in kept}
+            self.saved = sum(s.nbytes() for at, s in storages.items() if at not in owned)
+            self.parameters = fake_models.size_of([*model.parameters()])
+            self.trainer = trainer
+            return loss
+
+        monkeypatch.setattr(Trainer, "training_step", training_step)
+        self.shapes = []
+        forward_of = torch.nn.Module.__call__
+
+        def call(module, *args, **kwargs):
+            if torch.is_grad_enabled() and isinstance(kwargs.get("input_ids"), torch.Tensor):
+                self.shapes.append(tuple(kwargs["input_ids"].shape))
+            return forward_of(module, *args, **kwargs)
+
+        monkeypatch.setattr(torch.nn.Module, "__call__", call)
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize(
+    "name", ["grpo", "ppo", "dpo", "orpo", "kto", "sft", "reward", "prm", "orm"]
+)
+def test_activations_are_those_that_the_live_trainer_saves(
+    name, checkpointed, monkeypatch, tmp_path
+):
+    check_activations(name, checkpointed, monkeypatch, tmp_path)
+
+
+def test_activations_of_dpo_are_those_that_its_trainer_saves(monkeypatch, tmp_path):
+    check_activations("dpo", False, monkeypatch, tmp_path)
+
+
+def check_activations(name, checkpointed, monkeypatch, tmp_path):
+    """Train a step of a tiny config; the plan's activations of its shapes are within 5 %."""
+    config = str(ROOT / "configs" / "tiny" / f"{name}.yaml")
+    stage = stage_of_config(read_config(config))
+    words = ["--config", config, "--output_dir", str(tmp_path / "run"), "--max_steps", "1"]
+    words += ["--activation_checkpointing", str(checkpointed).lower(), "--save_strategy", "no"]
+    words += ["--eval_strategy", "no", "--load_best_model_at_end", "false"]
+    live = Live(monkeypatch)
+    loaded = stage.load(words)
+    stage.part("run")(loaded, stage.part("trainer"), **stage.options)
+    monkeypatch.undo()
+    rows, tokens = live.shapes[0]
+    lines = plan._trained(stage, loaded, Launch(), Texts(rows=rows, tokens=tokens))
+    sizes = {line.what: line.size for line in lines}
+    planned = sum(size for what, size in sizes.items() if "activations" in what)
+    if name == "orpo":  # its loss keeps the log-probabilities of the whole vocabulary
+        planned += sizes["logits of the update"]
+    assert planned == pytest.approx(live.saved, rel=0.05)
+    assert sum(size for what, size in sizes.items() if what.endswith("weights")) == live.parameters
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "sgd"])
+@pytest.mark.parametrize("lora", [False, True])
+def test_states_are_those_of_a_live_model(optim, lora):
+    config = AutoConfig.from_pretrained(checkpoint_path())
+    adapter = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear") if lora else None
+    planned = fake_models.weights_of(
+        fake_models.new_model(config, "fused", torch.float32, adapter), optim
+    )
+    model = AutoModelForCausalLM.from_pretrained(checkpoint_path(), dtype=torch.float32)
+    if lora:
+        model = get_peft_model(model, adapter)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained) if optim == "adamw_torch" else torch.optim.SGD(trained)
+    model(torch.zeros((1, 4), dtype=torch.long)).logits.sum().backward()
+    optimizer.step()
+    states = [s for state in optimizer.state.values() for s in state.values() if s is not None]
+    assert planned.optimizer_bytes == sum(t.nbytes for t in states)
+    assert planned.trained_bytes == sum(p.grad.nbytes for p in trained)
+    everything = sum(p.nbytes for p in model.parameters())
+    assert planned.trained_bytes + planned.frozen_bytes == everything
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-1.7b", 1_720_574_976),
+        ("olmo-2-0425-1b", 1_484_916_736),
+        ("qwen3-8b", 8_190_735_360),
+    ],
+)
+def test_shipped_architectures_have_the_published_numbers(name, numbers):
+    values = json.loads((fake_models.ARCHITECTURES / f"{name}.json").read_text())
+    model = fake_models.new_model(AutoConfig.for_model(**values), "logits", torch.bfloat16)
+    assert fake_models.weights_of(model, "sgd").trained == numbers
+
+
+def test_the_books_figures():
+    """GiB of weights, gradients and Adam: bfloat16, float32, bfloat16 with a reference."""
+    values = json.loads((fake_models.ARCHITECTURES / "qwen3-0.6b.json").read_text())
+    sizes = []
+    for dtype in (torch.bfloat16, torch.float32):
+        model = fake_models.new_model(AutoConfig.for_model(**values), "logits", dtype)
+        weights = fake_models.weights_of(model, "adamw_torch")
+        sizes.append(sum(shares.per_process(weights, Launch(), True).values()))
+    sizes.append(sizes[0] + weights.trained * 2)
+    assert [round(size / 2**30, 1) for size in sizes] == [4.4, 8.9, 5.6]
+
+
+# --- shares ---------------------------------------------------------------------------------------
+
+WEIGHTS = shares.Weights(
+    trained=1000,
+    frozen=0,
+    trained_bytes=4000,
+    frozen_bytes=0,
+    largest_layer=100,
+    optimizer_bytes=8000,
+)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4, 8])
+def test_zero_2_and_3_are_deepspeeds_own_estimates(processes):
+    stage_2 = pytest.importorskip("deepspeed.runtime.zero.stage_1_and_2")
+    stage_3 = pytest.importorskip("deepspeed.runtime.zero.stage3")
+    launch = Launch(processes=processes, strategy="zero2")
+    _, needed = stage_2.estimate_zero2_model_states_mem_needs(1000, processes, cpu_offload=False)
+    assert sum(shares.per_process(WEIGHTS, launch, True).values()) == needed
+    offloading = Launch(processes=processes, strategy="zero2", offloads_optimizer=True)
+    _, needed = stage_2.estimate_zero2_model_states_mem_needs(1000, processes, cpu_offload=True)
+    assert sum(shares.per_process(WEIGHTS, offloading, True).values()) == needed
+    for optimizer, weights in ((False, False), (True, False), (True, True)):
+        launch = Launch(
+            processes=processes,
+            strategy="zero3",
+            offloads_optimizer=optimizer,
+            offloads_weights=weights,
+        )
+        _, needed, _ = stage_3.estimate_zero3_model_states_mem_needs(
+            1000, 100, processes, cpu_offload=optimizer, cpu_offload_params=weights
+        )
+        assert sum(shares.per_process(WEIGHTS, launch, True).values()) == needed
+
+
+@pytest.mark.parametrize(
+    ("strategy", "parts"),
+    [
+        # float32: 4 bytes a number, Adam 8
+        ("ddp", {"weights": 4000, "gradients": 4000, "optimizer": 8000, "gradient buckets": 4000}),
+        # master weights, their gradients and Adam, 16 bytes a number, by 4 processes
+        ("zero1", {"weights": 4000, "gradients": 4000, "optimizer": 4000}),
+        # all by 4, and two layers of 100 numbers
+        (
+            "fsdp2",
+            {"weights": 1000, "gradients": 1000, "optimizer": 2000, "gathered layers": 800},
+        ),
+    ],
+)
+def test_shares_by_hand(strategy, parts):
+    launch = Launch(processes=4, strategy=strategy)
+    assert shares.per_process(WEIGHTS, launch, computes_in_bf16=False) == parts
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_the_command_plans_for_other_machines(capsys):
+    config = str(ROOT / "configs" / "tiny" / "grpo.yaml")
+    accelerate = str(ROOT / "configs" / "accelerate" / "zero2.yaml")
+    words = "--gpus 4 --gpu-memory 1MiB --prompt-tokens 20 --per_device_train_batch_size 8"
+    cli.main(["plan", "--config", config, "--accelerate", accelerate, *words.split()])
+    page = capsys.readouterr().out
+    assert "4 processes on 1 node, zero2" in page
+    assert "32 completions per optimizer step: 8 x 1 accumulated x 4 processes" in page
+    assert "does not fit into 1.00 MiB" in page
+    assert page.count(" saves ") == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--gpu-memory 80", "--gpu-memory is '80'; write a number with its unit, such as 80GB."),
+        ("--gpus 3 --nodes 2", "3 processes do not spread over 2 nodes"),
+        ("--gpus 0", "--gpus is 0; write 1 or more."),
+        ("--accelerate nowhere.yaml", "--accelerate nowhere.yaml cannot be read"),
+        ("--model_name_or_path owner/unknown", "config.json is enough for a plan"),
+        ("--optim adafactor", "the state of adafactor is not known here"),
+        ("--gpus 3 --num_generations 7", "does not divide the generation batch of"),
+    ],
+)
+def test_a_plan_that_cannot_be_made_is_one_sentence(words, sentence):
+    config = str(ROOT / "configs" / "tiny" / "grpo.yaml")
+    with pytest.raises(SystemExit) as end:
+        cli.main(["plan", "--config", config, *words.split()])
+    error = str(end.value.code)  # which Python prints, with exit code 1
+    assert error.startswith("error:") and sentence in error and "\n" not in error
+
+
+def test_a_launch_that_the_config_does_not_expect_is_refused():
+    with pytest.raises(InputError, match="expects strategy fsdp"):
+        shares.read_launch(
+            str(ROOT / "configs" / "accelerate" / "zero3.yaml"), None, None, {"strategy": "fsdp"}
+        )
+    with pytest.raises(InputError, match="expects 8 processes and 4 are planned"):
+        shares.read_launch(None, 4, None, {"processes": 8})
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs" / "book").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_every_book_config_is_planned(path):
+    page = plan.planned_page(str(path), [])
+    assert "update: " in page and "optimizer step" in page
