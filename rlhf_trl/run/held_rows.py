@@ -130,8 +130,8 @@ def compared_texts(tokenizer: Any, row: Row, sides: Sequence[str], args: Any) ->
 def answer_text(tokenizer: Any, row: Row, loaded: Loaded) -> list[Text] | None:
     """Return prompt and answer of a row as one text, of the tokens that SFTTrainer makes of them.
 
-    The text is in a list of one, as `compared_texts` returns a list. The tokens that count are those
-    of the answer, or with `dataset.turns: all` those of each turn of the assistant. None:
+    The text is in a list of one, as `compared_texts` returns a list. The tokens that count are
+    those of the answer, or with `dataset.turns: all` those of each turn of the assistant. None:
     `max_length` cuts off all tokens that count, so that the row trains nothing.
     """
     args = loaded.trl
