@@ -97,6 +97,7 @@ class Sheet:
             self._write_or_leave_out(name, algorithm, reads)
         if "wandb_project" in self.table:
             tracker = "wandb" if self["wandb_project"] else "none"
+            # a comment names the code's field once: at `project`, if that has been written above
             sources = "wandb_project" if "project" not in self.lines else ""
             self.write("report_to", tracker, sources)
         if "output_dir" not in self.table:

@@ -70,8 +70,8 @@ def turn(chat: Chat, text: str) -> Iterator[dict[str, list[str]]]:
                 yield answers
             writing.result()  # raises what went wrong in the thread
         except InputError as error:
-            consequence = forget(chat)  # changes what the policies remember
-            sentence = f"error: {error}{consequence}"
+            note = forget(chat)  # clears what was said, and says so
+            sentence = f"error: {error}{note}"
             yield {name: [*texts, sentence] for name, texts in answers.items()}
         finally:
             page_closed.set()
@@ -135,6 +135,13 @@ def serve(*models_and_options: Any, port: int | None = None, **options: Any) -> 
         return ["", {}, *(gr.update(value=[], label=name) for name in names)]
 
     page = _page(gr, chat, answer, replace)
+    url = _launch(gr, page, port)
+    print(f"the page is at {url}, for this machine only; Ctrl-C ends", flush=True)
+    page.block_thread()
+
+
+def _launch(gr: Any, page: Any, port: int | None) -> str:
+    """Begin to serve a page to this machine, and return its address."""
     # gradio's own theme comes with fonts
     theme = gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["monospace"])
     try:
@@ -150,8 +157,7 @@ def serve(*models_and_options: Any, port: int | None = None, **options: Any) -> 
         )
     except OSError as error:
         raise InputError(f"--port: {port} is in use; name another, or leave it out.") from error
-    print(f"the page is at {url}, for this machine only; Ctrl-C ends", flush=True)
-    page.block_thread()
+    return url
 
 
 def _page(

@@ -225,8 +225,8 @@ class CheckedConfig(Written):
             {choice: values for choice, values in choices.items() if chosen[choice] not in values}
             for choices in choices_by_kind
         ]
-        # where no kind has all its choices met, the first kind's fields tell what is wrong
-        kind = kinds[unmet_by_kind.index({}) if {} in unmet_by_kind else 0]
+        fitting = [kind for kind, unmet in zip(kinds, unmet_by_kind, strict=True) if not unmet]
+        kind = fitting[0] if fitting else kinds[0]  # whose fields then tell what is wrong
         unread = [key for key in block if key not in fields_of(kind)]
         if unread:
             from rlhf_trl.run.config_faults import settle_key_of_other_kind

@@ -41,7 +41,7 @@ from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.policy_gradients import check_reward_model
 from rlhf_trl.run.resuming import RESUMING
-from rlhf_trl.run.supervised import fix, print_counts
+from rlhf_trl.run.supervised import fix_fields, print_counts
 
 NAME = "rejection sampling"
 TEMPLATE_COLUMNS = ("chat_template_kwargs", "tools")  # of the data; the chat template reads them
@@ -106,8 +106,7 @@ def train_on_selected(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     go elsewhere. All rounds but the last are runs in `round-N`, whose model the next starts from.
     """
     own, args = loaded.own, loaded.trl
-    # sets these fields of TRL, and refuses a config that has them otherwise
-    fix(loaded, FIXED, f"{NAME}, which trains answers as they were sampled, and nothing else")
+    fix_fields(loaded, FIXED, f"{NAME}, which trains answers as they were sampled, and nothing else")
     if own.rounds > 1 and loaded.model.use_peft:
         raise InputError(
             "rounds: each round but the first would start from an adapter, which use_peft cannot "
@@ -223,10 +222,11 @@ def _example(rollouts: Rollouts, tokenizer: Any, pair: tuple[int, int]) -> dict[
 
 
 def roll_out(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any) -> tuple[Rollouts, Any]:
-    """Return the scored answers to the training prompts, and what `correctness_of` returns.
+    """Return the scored answers to the training prompts, and the function that says if one is right.
 
-    Answers and rewards are kept in files whose names hash all they depend on, so that a run which
-    only selects otherwise finds them.
+    The function is None where none does: see `correctness_of`. Answers and rewards are kept in
+    files whose names hash all that they depend on, so that a later run with another selection, but
+    the same sampling, takes them from there.
     """
     own, args, model = loaded.own, loaded.trl, loaded.model
     functions = _reward_functions(own, data, args.output_dir)

@@ -69,7 +69,7 @@ def print_counts(trainer: Any) -> None:
             print(f"{count} {side} rows lose their end to {within}", flush=True)
 
 
-def fix(loaded: Loaded[Any, Any], values: Mapping[str, Any], by: str) -> None:
+def fix_fields(loaded: Loaded[Any, Any], values: Mapping[str, Any], by: str) -> None:
     """Set fields of TRL that something else decides; refuse a config that says otherwise.
 
     Args:
@@ -106,7 +106,7 @@ def _decide_what_is_trained(loaded: Loaded[Any, Any]) -> None:
     turns = own.dataset.turns
     choices = "last: the final turn of the assistant, all: each of its turns"
     by = f"dataset.turns: {turns}, which decides what is trained ({choices})"
-    fix(loaded, LOSSES[turns], by)
+    fix_fields(loaded, LOSSES[turns], by)
 
 
 def _tokenizer_with_template(
