@@ -106,7 +106,8 @@ def train_on_selected(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     go elsewhere. All rounds but the last are runs in `round-N`, whose model the next starts from.
     """
     own, args = loaded.own, loaded.trl
-    fix_fields(loaded, FIXED, f"{NAME}, which trains answers as they were sampled, and nothing else")
+    by = f"{NAME}, which trains answers as they were sampled, and nothing else"
+    fix_fields(loaded, FIXED, by)
     if own.rounds > 1 and loaded.model.use_peft:
         raise InputError(
             "rounds: each round but the first would start from an adapter, which use_peft cannot "
@@ -222,9 +223,9 @@ def _example(rollouts: Rollouts, tokenizer: Any, pair: tuple[int, int]) -> dict[
 
 
 def roll_out(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any) -> tuple[Rollouts, Any]:
-    """Return the scored answers to the training prompts, and the function that says if one is right.
+    """Return the scored answers to the training prompts, and the function that finds right answers.
 
-    The function is None where none does: see `correctness_of`. Answers and rewards are kept in
+    The function is that of `correctness_of`, which may be None. Answers and rewards are kept in
     files whose names hash all that they depend on, so that a later run with another selection, but
     the same sampling, takes them from there.
     """
