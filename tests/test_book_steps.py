@@ -757,7 +757,7 @@ def test_a_step_of_rejection_samplings_tuning_takes_its_mean_over_more_tokens_an
     toy = {"train_batch_size": 2, "batch_acc": 2, "num_epochs": 1, "max_seq_length": 96, "lr": 1e-4}
     config = edited("rejection_sampling/top_per_prompt", **toy)
     stage, loaded, text = load(config, tmp_path)
-    supervised.fix(loaded, FIXED, "rejection_sampling")
+    supervised.fix_fields(loaded, FIXED, "rejection_sampling")
     rows = [{"prompt": [message("user", question(word))]} for word in WORDS[:10]]
     texts = [answer_text(word, number) for number, word in enumerate(WORDS[:10])]
     answers = [[*TOKENIZER(text, add_special_tokens=False)["input_ids"], END] for text in texts]

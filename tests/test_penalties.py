@@ -126,7 +126,7 @@ def test_a_run_tells_both_everywhere(run, tmp_path, capfd, monkeypatch):
     for name in NAMES:
         assert f'"{name}"' in (tmp_path / "page.html").read_text()
 
-    result = race._read(folder)
+    result = race._result_of(folder)
     (line,) = race.table({"dapo": [result]})
     logged = [entry["reward_with_penalties"] for entry in log if "reward_with_penalties" in entry]
     assert line["with penalties"] == f"{sum(logged) / len(logged):.3f}"

@@ -416,8 +416,8 @@ def test_the_command_that_a_translation_names_runs(book, tmp_path, launch):
     output, data = tmp_path / "ours.yaml", write_lines(tmp_path / "pairs.jsonl", rows)
     main(["translate", str(book(DIRECT_ALIGNMENT, loss="simpo")), "--output", str(output)])
     _, command = output.read_text().splitlines()[:2]
-    start, words = command.split()[1:3], command.split()[3:]
-    assert start == ["accelerate", "launch"] and words[2] == "recipes/dpo.py"
+    start, words = command.split()[1:4], command.split()[4:]
+    assert start == ["accelerate", "launch", "--quiet"] and words[2] == "recipes/dpo.py"
     assert words[:2] == ["--config_file", "configs/accelerate/one_gpu.yaml"]
     words[1] = "configs/accelerate/cpu.yaml"  # there may be no GPU here
     small = ["--model_name_or_path", "tiny", "--dataset.path", str(data), "--max_steps", "1"]

@@ -19,8 +19,15 @@ def translate(
 ) -> str:
     """Translate a YAML config of the book's code for a recipe, whose command has the `output`.
 
-    So is one of a `command` of TRL: see `trl_config`. A field that the code does not have, a value
-    that is not one, and what does not carry over are an InputError.
+    A config of TRL is translated, too: see `trl_config`.
+
+    Args:
+        path: the config.
+        output: where the translation goes, for the command at its head.
+        command: the command of TRL that the config is for; None: see by its fields.
+
+    Raises:
+        InputError: a field is unknown, a value is wrong, or something does not carry over.
     """
     values = read_yaml(path)
     if command is not None or is_of_trl(values):
@@ -66,22 +73,26 @@ def _kind(path: Any, values: dict[str, Any]) -> str:
     Some kinds have no `loss`, others may leave it at its default. Then the kind that has most of
     the fields is taken, so that one misspelled field is refused by its name, not the whole config.
     """
-    losses: dict[str, str] = {}
+    kind_of_loss: dict[str, str] = {}
     for family, kind in (
         ("policy_gradient", "policy_gradients"),
         ("direct_alignment", "direct_alignment"),
         ("distillation", "distillation"),
     ):
-        losses |= dict.fromkeys(algorithms.names(family, "code"), kind)
+        kind_of_loss |= dict.fromkeys(algorithms.names(family, "code"), kind)
     loss = values.get("loss")
     if loss is not None:
-        if not isinstance(loss, str) or loss not in losses:
-            hint = nearest(loss, losses) if isinstance(loss, str) else ""
-            raise InputError(f"{path}: loss is {loss!r}{hint}; write one of {', '.join(losses)}.")
-        return losses[loss]
-    known = {kind: len(values.keys() & fields.keys()) for kind, fields in DEFAULTS.items()}
-    best = [kind for kind, count in known.items() if count == max(known.values())]
+        if not isinstance(loss, str) or loss not in kind_of_loss:
+            hint = nearest(loss, kind_of_loss) if isinstance(loss, str) else ""
+            losses = ", ".join(kind_of_loss)
+            raise InputError(f"{path}: loss is {loss!r}{hint}; write one of {losses}.")
+        return kind_of_loss[loss]
+    known_fields = {kind: len(values.keys() & fields.keys()) for kind, fields in DEFAULTS.items()}
+    most = max(known_fields.values())
+    best = [kind for kind, count in known_fields.items() if count == most]
     if len(best) > 1:
-        what = f"a config of the book's code: its fields fit {', '.join(best)} alike"
-        raise InputError(f"{path}: this is not {what}; write those of one, such as its loss.")
+        raise InputError(
+            f"{path}: this is not a config of the book's code: its fields fit {', '.join(best)} "
+            "alike; write those of one, such as its loss."
+        )
     return best[0]

@@ -1,4 +1,7 @@
-"""A translation field by field: what the config says and means, and what becomes of it here."""
+"""A translation field by field: what a config says and means, and what becomes of each field.
+
+"There" is the foreign config, which is translated; "here" is the recipe's, its translation.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +19,13 @@ WIDEST = 40  # characters of a value that are shown
 
 @dataclass(frozen=True)
 class Entry:
-    """One field of a translated config, or one that the translation adds."""
+    """One field of the foreign config, or one that only the translation has."""
 
-    field: str  # there; "": it has none
-    value: Any
-    meaning: str
-    here: Mapping[str, Any]  # the fields here that it becomes part of
-    verdict: str
+    field: str  # its name in the foreign config; "": it has none
+    value: Any  # in the foreign config
+    meaning: str  # in the foreign config
+    here: Mapping[str, Any]  # name -> value of the recipe's fields that are made of it
+    verdict: str  # SAME, CONVERTED, DIFFERS or LEFT_OUT
     note: str
 
     def line(self, side: str) -> dict[str, str]:
@@ -55,25 +58,28 @@ def entries(
     left_out: Mapping[str, Note],
     added: Callable[[str], str],
 ) -> list[Entry]:
-    """Return an entry for each field there, and for each here that is made of none.
+    """Return an entry for each foreign field, and for each of the recipe's that is made of none.
 
     Args:
-        fields: the values there, by name.
-        meanings: what they mean there.
-        lines: the translation, by the names of the fields here; each knows its sources there.
-        left_out: why fields have no counterpart, by their names there.
-        added: returns what to say of a field that only the translation has, by its name.
+        fields: the values of the foreign config, by field.
+        meanings: what the foreign fields mean.
+        lines: the translation, by the recipe's fields; each line names the foreign fields that it
+            is made of, its `sources`.
+        left_out: by foreign field, why it has no counterpart: as a text, or as a Differs where the
+            foreign code does something that the recipe does not do.
+        added: takes the name of a field that only the translation has; returns what to say of it.
     """
     rows = []
     for name, value in fields.items():
-        # the lines here that the field is a source of, by their names
-        made = {to: line for to, line in lines.items() if name in line.sources}
-        here = {to: line.value for to, line in made.items()}
-        notes = [line.note for line in made.values() if line.note]
-        verdict = _verdict(name, value, made)
-        if not made:  # the note is a Differs if the code does something that is not done here
-            notes = [left_out.get(name, "")]
-            verdict = DIFFERS if isinstance(notes[0], Differs) else LEFT_OUT
+        lines_made_of_field = {to: line for to, line in lines.items() if name in line.sources}
+        here = {to: line.value for to, line in lines_made_of_field.items()}
+        if lines_made_of_field:
+            notes = [line.note for line in lines_made_of_field.values() if line.note]
+            verdict = _verdict(name, value, lines_made_of_field)
+        else:
+            reason = left_out.get(name, "")
+            notes = [reason]
+            verdict = DIFFERS if isinstance(reason, Differs) else LEFT_OUT
         rows.append(
             Entry(
                 field=name,
@@ -100,10 +106,10 @@ def entries(
     return rows
 
 
-def _verdict(name: str, value: Any, made: Mapping[str, Line]) -> str:
-    if any(isinstance(line.note, Differs) for line in made.values()):
+def _verdict(name: str, value: Any, lines_made_of_field: Mapping[str, Line]) -> str:
+    if any(isinstance(line.note, Differs) for line in lines_made_of_field.values()):
         return DIFFERS
-    if any(to == name and line.value == value for to, line in made.items()):
+    if any(to == name and line.value == value for to, line in lines_made_of_field.items()):
         return SAME
     return CONVERTED
 
@@ -113,9 +119,12 @@ def _joined(notes: Iterable[Note]) -> str:
 
 
 def table(rows: Sequence[Entry], counted: Sequence[Quantity], side: str) -> str:
-    """Return entries and quantities as text; `side` heads the column of what is translated.
+    """Return a table of the fields, and one of the quantities, as text.
 
-    The first line counts the verdicts.
+    Args:
+        rows: the fields; the first line of the text counts their verdicts.
+        counted: how much each side trains; empty: there is no second table.
+        side: whose config is translated, such as "TRL": the head of the column of its values.
     """
     verdicts = [row.verdict for row in rows]
     summary = [

@@ -14,8 +14,9 @@ ROWS = {
 }
 """Rows of the training splits of the book's data sets, where its configs take them whole."""
 UNKNOWN = "as many as there are rows"
-# The code's names of what is counted in passes over examples: micro-batch, accumulation, passes.
-PASSES = {
+# Where a run is counted in passes over examples: the code's names of three fields, the examples of
+# a micro-batch, the micro-batches of an optimizer step, and the passes.
+PASS_FIELDS = {
     "direct_alignment": ("batch_size", "gradient_accumulation_steps", "num_epochs"),
     "instruction_tuning": ("batch_size", "gradient_accumulation_steps", "num_epochs"),
     "rejection_sampling": ("train_batch_size", "batch_acc", "num_epochs"),
@@ -67,7 +68,7 @@ def _per_step(
 
 
 def _of_buffers(sheet: Sheet, here: Mapping[str, Any]) -> list[Quantity]:
-    """Count what a policy gradient's buffers hold; TRL calls one a generation.
+    """Count what the buffers of a policy gradient hold; TRL calls a buffer a generation.
 
     The code's loader drops the last questions that fill no buffer, as TRL does, hence `//`.
     """
@@ -78,7 +79,8 @@ def _of_buffers(sheet: Sheet, here: Mapping[str, Any]) -> list[Quantity]:
     code_buffers = sheet["data.size"] // code_prompts
     code_steps: int | str = code_buffers * code_updates
     if here["algorithm"] == "dapo":
-        # the code fills its buffers with groups whose rewards differ; only a run tells their number
+        # The code fills its buffers with groups whose rewards differ. Only a run tells how many
+        # there are, so a text stands in place of the number of steps.
         steps_per_group = sheet["num_rollouts"] / code_completions_per_update
         code_steps = f"{steps_per_group:g} for each group with contrast"
     code_tokens = code_buffers * code_completions * sheet["max_new_tokens"]
@@ -118,24 +120,24 @@ def _of_distillation(sheet: Sheet, here: Mapping[str, Any]) -> list[Quantity]:
 def _of_passes(sheet: Sheet, here: Mapping[str, Any]) -> list[Quantity]:
     """Count the steps of passes over examples, where the number of examples is known.
 
-    The two sides treat the micro-batches that are left at the end of a pass otherwise: TRL makes a
-    smaller step of them.
+    At the end of a pass, micro-batches may be left that do not fill an optimizer step. TRL makes a
+    smaller step of them; the code does so for some kinds of config, and drops them for others.
     """
-    size, accumulation, epochs = PASSES[sheet.kind]
+    size_field, accumulation_field, epochs_field = PASS_FIELDS[sheet.kind]
     of_completions = here.get("algorithm") == "kto"  # two of each pair
     what = "completions" if of_completions else "examples"
-    counted = [_per_step(sheet, size, accumulation, here, what)]
+    counted = [_per_step(sheet, size_field, accumulation_field, here, what)]
     count = examples(sheet)
     if count is None:
         return [*counted, Quantity("examples", UNKNOWN, UNKNOWN)]
 
-    complete, leftover = _steps_of_a_pass(sheet, count)
-    # instruction tuning drops what an epoch leaves
-    code_steps = complete if sheet.kind == "instruction_tuning" else complete + leftover
+    complete, smaller = _steps_of_a_pass(sheet, count)
+    # instruction tuning drops the micro-batches that an epoch leaves
+    code_steps = complete if sheet.kind == "instruction_tuning" else complete + smaller
     here_examples = 2 * count if of_completions else count
     here_batches = math.ceil(here_examples / here["per_device_train_batch_size"])
     here_steps = math.ceil(here_batches / here["gradient_accumulation_steps"])
-    code_passes, here_passes = sheet[epochs], here["num_train_epochs"]
+    code_passes, here_passes = sheet[epochs_field], here["num_train_epochs"]
     counted += [
         Quantity("examples in a pass", count, count),
         Quantity("optimizer steps in a pass", code_steps, here_steps),
@@ -144,7 +146,7 @@ def _of_passes(sheet: Sheet, here: Mapping[str, Any]) -> list[Quantity]:
     scheduled = code_steps  # the steps of a pass of which the warm-up is a share
     if sheet.kind == "direct_alignment":  # whose schedule counts complete steps alone
         scheduled = complete
-        if leftover:  # otherwise all steps are complete, and this line would repeat the one above
+        if smaller:  # otherwise all steps are complete, and this line would repeat the one above
             name = "optimizer steps at a rate above 0"
             counted.append(Quantity(name, complete * code_passes, here_steps * here_passes))
     if "warmup_ratio" in sheet.table:
@@ -157,13 +159,14 @@ def _of_passes(sheet: Sheet, here: Mapping[str, Any]) -> list[Quantity]:
 
 
 def _steps_of_a_pass(sheet: Sheet, count: int) -> tuple[int, int]:
-    """Return the complete optimizer steps of the code's pass, and 1 if micro-batches are left."""
-    size, accumulation, _ = PASSES[sheet.kind]
-    batches = math.ceil(count / sheet[size])
-    if sheet.kind == "reward_models" and count > sheet[size]:  # an incomplete batch is left out
-        batches = count // sheet[size]
-    complete, left = divmod(batches, sheet[accumulation])
-    return complete, int(left > 0)
+    """Return the complete and the smaller optimizer steps (0 or 1) of a pass of the code."""
+    size_field, accumulation_field, _ = PASS_FIELDS[sheet.kind]
+    size = sheet[size_field]
+    batches = math.ceil(count / size)
+    if sheet.kind == "reward_models" and count > size:  # an incomplete batch is left out
+        batches = count // size
+    complete, batches_left = divmod(batches, sheet[accumulation_field])
+    return complete, int(batches_left > 0)
 
 
 def leaves_micro_batches(sheet: Sheet, count: int) -> bool:
@@ -176,9 +179,9 @@ def direct_alignment_steps(sheet: Sheet) -> tuple[int, int] | None:
     count = examples(sheet)
     if count is None:
         return None
-    complete, leftover = _steps_of_a_pass(sheet, count)
+    complete, smaller = _steps_of_a_pass(sheet, count)
     epochs = sheet["num_epochs"]
-    return complete * epochs, (complete + leftover) * epochs
+    return complete * epochs, (complete + smaller) * epochs
 
 
 def examples(sheet: Sheet) -> int | None:
@@ -195,12 +198,12 @@ def examples(sheet: Sheet) -> int | None:
     return _at_most(sheet["max_samples"], sheet["dataset_name"])
 
 
-def _at_most(asked: int | None, dataset: str) -> int | None:
-    """Return how many rows there are of those that are asked for; None for all."""
+def _at_most(limit: int | None, dataset: str) -> int | None:
+    """Return how many rows of a data set are taken with a limit; None: the config does not say."""
     known = ROWS.get(dataset)
-    if asked is None or known is None:
-        return asked or known
-    return min(asked, known)
+    if limit is None or known is None:
+        return limit or known
+    return min(limit, known)
 
 
 def _warmup(sheet: Sheet, here: Mapping[str, Any], code_steps: int, here_steps: int) -> Quantity:

@@ -33,15 +33,18 @@ class Sheet:
         self.table = DEFAULTS[kind]  # the fields of the code, with its defaults
         self.lines: dict[str, Line] = {}  # by the names of the new fields
         self.left_out: dict[str, Note] = {}  # why the code's fields have no line, by their names
-        self.row: Any = None  # the formulation that is trained; None until `move`, or without one
+        self.row: Any = None  # the formulation that is trained; `write_by_tables` sets it
         for name, value in config.items():
             if name not in self.table:
                 hint = nearest(name, self.table)
                 self.refuse(f"{name} is not a field of the book's code{hint}; remove it")
             if fault := wrong_type(kind, name, value):
                 self.refuse(fault)
-        for name in self.table:  # after all types: a rule compares numbers
-            if fault := wrong_value(name, self[name]):
+        # only now that all types are right, as the rules compare numbers; the defaults are looked
+        # at, too, for the code has no default of a field such as selection.strategy that would do
+        for name in self.table:
+            value = self[name]  # or the code's default
+            if fault := wrong_value(name, value):
                 self.refuse(fault)
 
     def refuse(self, why: str) -> NoReturn:
@@ -63,35 +66,42 @@ class Sheet:
             self.left_out.pop(name, None)
         self.lines[to] = Line(value, note, names)
 
-    def fix(self, **values: Any) -> None:
-        """Write fields that the code has no field for, a value or a value with its note."""
-        for to, value in values.items():
-            value, note = value if isinstance(value, tuple) else (value, "")
-            self.write(to, value, note=note)
+    def add(self, to: str, value: Any, note: Note = "") -> None:
+        """Write a field of the new config that the code has no field for."""
+        self.write(to, value, note=note)
 
-    def annotate(self, to: str, note: Note) -> None:
-        """Give a field that is written another note."""
+    def set_note(self, to: str, note: Note) -> None:
+        """Give a field of the new config, which is written already, another note."""
         line = self.lines[to]
         self.lines[to] = Line(line.value, note, line.sources)
 
     def leave_out(self, name: str, why: Note) -> None:
-        """Say that a field of the code has no counterpart, unless it is part of a line already."""
+        """Say why a field of the code has no counterpart, unless a line is made of it already."""
         if not any(name in line.sources for line in self.lines.values()):
             self.left_out[name] = why
 
-    def move(self, algorithm: str | None = None, source: str = "") -> Mapping[str, Any]:
-        """Write the row and every field that the tables suffice for; return what the row reads."""
+    def write_by_tables(self, algorithm: str | None = None, source: str = "") -> Mapping[str, Any]:
+        """Write an algorithm, and every field of the code that the tables of `book_fields` cover.
+
+        Args:
+            algorithm: its name in the table of algorithms; None: the recipe has no choice of one.
+            source: the field of the code that names the algorithm; "": none does.
+
+        Returns:
+            The fields that the algorithm's row reads, with their defaults; none without a row.
+        """
         reads: Mapping[str, Any] = {}
         if algorithm:
             reads = self._write_row(algorithm, source)
         for name in self.table:
-            self._move_field(name, algorithm, reads)
+            self._write_or_leave_out(name, algorithm, reads)
         if "wandb_project" in self.table:
             tracker = "wandb" if self["wandb_project"] else "none"
+            # a comment names the code's field once: at `project`, if that has been written above
             sources = "wandb_project" if "project" not in self.lines else ""
             self.write("report_to", tracker, sources)
         if "output_dir" not in self.table:
-            self.fix(output_dir=(f"outputs/{Path(self.path).stem}", "the book's code saves none"))
+            self.add("output_dir", f"outputs/{Path(self.path).stem}", "the book's code saves none")
         return reads
 
     def _write_row(self, algorithm: str, source: str) -> Mapping[str, Any]:
@@ -101,8 +111,10 @@ class Sheet:
         self.write("formulation", "code", note=f"Against the chapter: {self.row.differs}")
         return {**self.row.reads, **self.row.trainer_reads}
 
-    def _move_field(self, name: str, algorithm: str | None, reads: Mapping[str, Any]) -> None:
-        """Write what becomes of a field by the tables, or why nothing does."""
+    def _write_or_leave_out(
+        self, name: str, algorithm: str | None, reads: Mapping[str, Any]
+    ) -> None:
+        """Write what becomes of a field of the code by the tables, or why nothing does."""
         to = OF_KIND.get(self.kind, TO).get(name, "")
         value = self[name]
         is_off = name in OFF and value == OFF[name]

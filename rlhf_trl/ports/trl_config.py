@@ -11,8 +11,8 @@ A config that a Python script prints (`yaml.dump(args.to_dict())`) has every fie
 
 import os
 import warnings
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +28,18 @@ from rlhf_trl.run.stock_words import check_stock_words
 from rlhf_trl.run.yaml_loader import dump_yaml
 
 RECIPES = {name: name for name in COMMANDS} | {"rloo": "grpo"}
-# Fields of TRL's scripts, which stand in the block `dataset:` here.
-DATA = {
+# Fields of TRL's scripts, and the keys of the block `dataset:` that they become.
+DATASET_KEYS = {
     "dataset_name": "path",
     "dataset_config": "name",
     "dataset_train_split": "split",
     "dataset_test_split": "eval_split",
 }
-OF_SCRIPTS = {*DATA, "reward_funcs", "reward_model_name_or_path"}
-OF_TRL = "trl.rewards."  # where its script finds rewards without a module
-NEUTRAL = {"use_cpu": True, "bf16": False, "report_to": "none"}  # a config on any machine
+# Fields of TRL's scripts, which its config classes do not have.
+SCRIPT_FIELDS = {*DATASET_KEYS, "reward_funcs", "reward_model_name_or_path"}
+TRL_REWARDS = "trl.rewards."  # where TRL's script looks for a reward without a module
+# With these, TRL's config class can be built on any machine.
+NEUTRAL = {"use_cpu": True, "bf16": False, "report_to": "none"}
 
 
 def is_of_trl(values: Mapping[str, Any]) -> bool:
@@ -58,6 +60,14 @@ class Printed:
     hidden: tuple[str, ...] = ()  # fields whose values to_dict() hides
     at_default: int = 0  # number of the others
     processes: int = 1  # of the script
+
+
+@dataclass(frozen=True)
+class LossLines:
+    """The part of a translation that decides the loss."""
+
+    lines: Mapping[str, Line] = field(default_factory=dict)  # by the recipe's fields
+    left_out: Mapping[str, str] = field(default_factory=dict)  # why TRL's fields have no line
 
 
 @dataclass(frozen=True)
@@ -106,17 +116,25 @@ class OfTRL:
         fields = _fields(self.command)
         meanings = {name: _help(fields[name]) for name in self.values}
         rows = entries(self.values, meanings, self.lines, self.left_out, self._added)
-        # (type, dataclass field) of each field of TRL's, for the defaults of what a side leaves out
-        config = fields_of(imported(COMMANDS[self.command]))
-        names = ("per_device_train_batch_size", "gradient_accumulation_steps")
-        theirs = [self.values.get(name, config[name][1].default) for name in names]
-        ours = [self.lines[n].value if n in self.lines else config[n][1].default for n in names]
-        processes = self.printed.processes if self.printed else 1
-        examples = [sizes[0] * sizes[1] * processes for sizes in (theirs, ours)]
-        text = table(rows, [Quantity("examples per optimizer step", *examples)], "TRL")
+        values_here = {name: line.value for name, line in self.lines.items()}
+        examples = Quantity(
+            name="examples per optimizer step",
+            code=self._examples_per_step(self.values),
+            here=self._examples_per_step(values_here),
+        )
+        text = table(rows, [examples], "TRL")
         if self.printed:
             text += f"\n\n{self.printed.at_default} more fields have TRL's defaults there and here."
         return text
+
+    def _examples_per_step(self, values: Mapping[str, Any]) -> int:
+        """Return the examples of an optimizer step, with TRL's default of a field without value."""
+        count = self.printed.processes if self.printed else 1
+        trl_fields = fields_of(imported(COMMANDS[self.command]))
+        for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+            _, declared = trl_fields[name]
+            count *= values.get(name, declared.default)
+        return count
 
     def _added(self, name: str) -> str:
         """Say what a field is that only the translation has."""
@@ -133,9 +151,15 @@ def _help(declared: Any) -> str:
 
 
 def read_trl(path: str | Path, values: Mapping[str, Any], command: str | None) -> OfTRL:
-    """Read a config of TRL; `command` is its own, as "dpo", where the fields fit several.
+    """Read a config of TRL, and translate its fields.
 
-    A field that TRL does not have, or that no recipe can take, is an InputError.
+    Args:
+        path: the file, for messages.
+        values: what it holds.
+        command: the command of TRL that it is for, as "dpo"; None: see by its fields.
+
+    Raises:
+        InputError: a field is unknown, no recipe can take it, or the fields fit several commands.
     """
     command = _command(path, values, command)
     printed = None
@@ -143,33 +167,35 @@ def read_trl(path: str | Path, values: Mapping[str, Any], command: str | None) -
         printed = changes_of_printed(path, values, command)
         values = printed.changes
     stage = STAGES[RECIPES[command]]
-    left_out: dict[str, str] = {}  # filled in by `_rloo` and `_row`
     if command == "rloo":
-        lines = _rloo(path, values, stage, left_out)
+        loss = _loss_of_rloo(path, values, stage)
+    elif command == "sft":  # one loss, and no row in the table of algorithms
+        loss = LossLines()
     else:
-        lines = _row(path, values, stage, command, left_out)
-    sources = tuple(name for name in DATA if name in values)
+        loss = _loss_of_nearest_row(path, values, stage, command)
+    lines = dict(loss.lines)
+    sources = tuple(name for name in DATASET_KEYS if name in values)
     lines["dataset"] = Line(_data(path, values), "as TRL's script loads it", sources)
     if rewards := values.get("reward_funcs"):
-        names = [name if "." in name else OF_TRL + name for name in rewards]
-        lines["reward_funcs"] = Line(names, "", ("reward_funcs",))
+        dotted_paths = [name if "." in name else TRL_REWARDS + name for name in rewards]
+        lines["reward_funcs"] = Line(dotted_paths, "", ("reward_funcs",))
     elif stage.name == "grpo":
         lines["reward_funcs"] = Line([], "TRL's default: the reward model alone")
     if model := values.get("reward_model_name_or_path"):
-        of_script = "reward_model_name_or_path"
-        # a field of another name here, so the comment names TRL's
-        lines["reward_model"] = Line(model, note=of_script, sources=(of_script,))
-    of_no_row = f"not of the row {lines['algorithm'].value}" if "algorithm" in lines else ""
+        trl_name = "reward_model_name_or_path"  # the comment names it, as the field here differs
+        lines["reward_model"] = Line(model, note=trl_name, sources=(trl_name,))
+    # All other fields stand as they are; a field of a loss is then one that the row does not read.
+    unread_note = f"not of the row {lines['algorithm'].value}" if "algorithm" in lines else ""
     for name, value in values.items():
-        if name not in OF_SCRIPTS and name not in lines and name not in left_out:
-            lines[name] = Line(value, of_no_row if name in LOSS_FIELDS else "", (name,))
+        if name not in SCRIPT_FIELDS and name not in lines and name not in loss.left_out:
+            lines[name] = Line(value, unread_note if name in LOSS_FIELDS else "", (name,))
     # What recipes turn on is turned off, as TRL has none of it: switches by False, others by None.
     # With None, `interleave_labels` keeps the order of the data; its False is an order of its own.
     for name, value in recipe_defaults(stage.part("config")).items():
         is_switch = isinstance(value, bool) and name != "interleave_labels"
-        stock = False if is_switch else None
-        lines.setdefault(name, Line(stock, f"as TRL; recipes have {_shown(value)}"))
-    return OfTRL(path, values, command, lines, left_out, printed)
+        turned_off = False if is_switch else None
+        lines.setdefault(name, Line(turned_off, f"as TRL; recipes have {_shown(value)}"))
+    return OfTRL(path, values, command, lines, loss.left_out, printed)
 
 
 def changes_of_printed(path: Any, values: Mapping[str, Any], command: str) -> Printed:
@@ -190,7 +216,7 @@ def changes_of_printed(path: Any, values: Mapping[str, Any], command: str) -> Pr
 
 def _printed_defaults(path: Any, values: Mapping[str, Any], command: str) -> dict[str, Any]:
     """Return TRL's defaults as to_dict() prints them where nothing else is set."""
-    usual = _stock(path, {}, command).to_dict()
+    usual = _trl_config(path, {}, command).to_dict()
     # on the script's machine, not on NEUTRAL's
     usual |= {"use_cpu": False, "bf16": not values.get("fp16"), "report_to": []}
     usual["dataloader_pin_memory"] = not values.get("use_cpu")
@@ -202,8 +228,8 @@ def _printed_defaults(path: Any, values: Mapping[str, Any], command: str) -> dic
     return usual
 
 
-def _stock(path: Any, values: Mapping[str, Any], command: str) -> Any:
-    """Return TRL's own config of its fields among the values."""
+def _trl_config(path: Any, values: Mapping[str, Any], command: str) -> Any:
+    """Return an object of TRL's own config class, built from its fields among the values."""
     config = imported(COMMANDS[command])
     known = {name: value for name, value in values.items() if name in fields_of(config)}
     try:
@@ -230,27 +256,27 @@ def _command(path: Any, values: Mapping[str, Any], command: str | None) -> str:
     Raises:
         InputError: no command takes all the fields, or several do.
     """
-    known = {name: {*_fields(name)} for name in COMMANDS}
+    fields_by_command = {name: {*_fields(name)} for name in COMMANDS}
     if command is not None:
-        if command not in known:
-            hint = nearest(command, known)
-            raise InputError(f"--command: {command!r}{hint}; write one of {', '.join(known)}.")
-        unknown = [name for name in values if name not in known[command]]
+        if command not in fields_by_command:
+            hint, choices = nearest(command, fields_by_command), ", ".join(fields_by_command)
+            raise InputError(f"--command: {command!r}{hint}; write one of {choices}.")
+        unknown = [name for name in values if name not in fields_by_command[command]]
         if unknown:
-            hint = nearest(unknown[0], known[command])
+            hint = nearest(unknown[0], fields_by_command[command])
             raise InputError(f"{path}: {unknown[0]} is not a field of `trl {command}`{hint}.")
         return command
-    fitting = [name for name, fields in known.items() if values.keys() <= fields]
+    fitting = [name for name, fields in fields_by_command.items() if values.keys() <= fields]
     if is_printed(values):  # it has all fields of its class, so a class with more is not its own
-        own = {name: {*fields_of(imported(COMMANDS[name]))} for name in fitting}
-        fitting = [name for name in fitting if own[name] <= values.keys()]
+        of_class = {name: fields_of(imported(COMMANDS[name])).keys() for name in fitting}
+        fitting = [name for name in fitting if of_class[name] <= values.keys()]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
-        ways = ", ".join(f"`trl {name}`" for name in fitting)
+        commands = ", ".join(f"`trl {name}`" for name in fitting)
         choices = f"{', '.join(fitting[:-1])} or {fitting[-1]}"
-        raise InputError(f"{path}: its fields fit {ways}; say which with --command {choices}.")
-    everywhere = set().union(*known.values())
+        raise InputError(f"{path}: its fields fit {commands}; say which with --command {choices}.")
+    everywhere = set().union(*fields_by_command.values())
     unknown = next((name for name in values if name not in everywhere), None)
     if unknown is None:
         raise InputError(f"{path}: its fields belong to different commands of TRL; remove some.")
@@ -261,86 +287,106 @@ def _fields(command: str) -> dict[str, Any]:
     """Return what `trl COMMAND` takes, by name; None for a field of its script."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # ORPO's config is there
     fields = {**fields_of(imported("ModelConfig")), **fields_of(imported(COMMANDS[command]))}
-    names = OF_SCRIPTS if RECIPES[command] == "grpo" else DATA
+    names = SCRIPT_FIELDS if RECIPES[command] == "grpo" else DATASET_KEYS
     return fields | dict.fromkeys(names)
 
 
-def _row(
-    path: Any, values: Mapping[str, Any], stage: Stage, command: str, left_out: dict[str, str]
-) -> dict[str, Line]:
-    """Return the fields of the row that TRL's own config amounts to, with all that it reads.
+def _loss_of_nearest_row(
+    path: Any, values: Mapping[str, Any], stage: Stage, command: str
+) -> LossLines:
+    """Return the loss of a config of TRL as the nearest row of our table, in formulation `trl`.
 
-    Where no row amounts to it, it is the nearest one, with TRL's value of all that the row fixes.
+    A row is an algorithm with the TRL settings that it fixes and the parameters that it reads. If
+    the config has some of these settings otherwise, TRL's values of all of them are written.
+
+    Raises:
+        InputError: TRL does not know a word, or the row cannot have a number.
     """
-    if command == "sft":  # one loss, and no row in the table
-        return {}
-    stock = _stock(path, values, command)
-    if "use_bias_correction_kl" in values and not stock.beta:
+    trl_config = _trl_config(path, values, command)
+    left_out = {}
+    if "use_bias_correction_kl" in values and not trl_config.beta:
         left_out["use_bias_correction_kl"] = "decides nothing while beta is 0"
     written = {name: value for name, value in values.items() if name not in left_out}
     try:
-        check_stock_words(stock)  # refuses a loss_type, say, that TRL does not know
-        algorithm = _nearest_row(stage, stock)
+        check_stock_words(trl_config)  # refuses a loss_type, say, that TRL does not know
+        algorithm = _nearest_row(stage, trl_config)
         row = formulation(algorithm, "trl")
-        lines = _read(row, stock, written)
-        values_read = {name: line.value for name, line in lines.items() if line.value is not None}
-        row.parameters(values_read)  # refuses numbers that the row cannot have
-        return {**_named(algorithm, stock, written), **lines}
+        parameters = _parameters(row, trl_config, written)
+        numbers = {name: line.value for name, line in parameters.items() if line.value is not None}
+        row.parameters(numbers)  # refuses numbers that the row cannot have
+        return LossLines(_name_and_settings(algorithm, trl_config, written) | parameters, left_out)
     except InputError as error:
         raise InputError(f"{path}: {str(error).removesuffix('.')}.") from error
 
 
-def _nearest_row(stage: Stage, stock: Any) -> str:
-    """Return the row of a stage that fixes the fewest fields otherwise than a config of TRL's.
+def _nearest_row(stage: Stage, trl_config: Any) -> str:
+    """Return the name of the row with the fewest settings that a config of TRL contradicts.
 
-    Of several, it is one with the config's `loss_type`, else the first.
+    Of several, it is a row with the config's `loss_type`, else the first of them.
     """
 
     def distance(name: str) -> tuple[int, bool]:
-        apart = contradicted(formulation(name, "trl"), vars(stock))
-        return len(apart), "loss_type" in apart
+        contradictions = contradicted(formulation(name, "trl"), vars(trl_config))
+        return len(contradictions), "loss_type" in contradictions
 
     rows = names(stage.family, "trl")
     return min((n for n in rows if formulation(n, "trl").trainer == stage.stock), key=distance)
 
 
-def _named(algorithm: str, stock: Any, values: Mapping[str, Any]) -> dict[str, Line]:
-    """Return the name of a row, and what TRL's config writes of the fields that the row fixes.
+def _name_and_settings(
+    algorithm: str, trl_config: Any, values: Mapping[str, Any]
+) -> dict[str, Line]:
+    """Return the lines that name a row, and TRL's values of the settings that the row fixes.
 
-    Where it has one otherwise, all are returned: they tell the recipe that no other row is nearer.
+    If the config contradicts none of the settings, only those are written that the file has. If it
+    contradicts one, all are written: without them the recipe would ask for a row that is nearer.
+
+    Args:
+        algorithm: the name of the row.
+        trl_config: an object of TRL's config class, with the file's values.
+        values: what the file has.
     """
     row = formulation(algorithm, "trl")
-    apart = contradicted(row, vars(stock))
-    why, whose = "the row whose settings these are", "TRL's own loss; chapter: the book's equation"
-    if apart:
-        why, whose = f"the nearest row; not its own: {', '.join(apart)}", "TRL's own loss"
+    contradictions = contradicted(row, vars(trl_config))
     sources = tuple(name for name in row.settings if name in values)
+    if contradictions:
+        to_write: Iterable[str] = row.settings
+        why = f"the nearest row; not its own: {', '.join(contradictions)}"
+        whose = "TRL's own loss"
+    else:
+        to_write = sources
+        why = "the row whose settings these are"
+        whose = "TRL's own loss; chapter: the book's equation"
     lines = {"algorithm": Line(algorithm, why, sources), "formulation": Line("trl", whose)}
-    for name in row.settings if apart else sources:
-        if name == "use_bias_correction_kl" and not stock.beta:
+    for name in to_write:
+        if name == "use_bias_correction_kl" and not trl_config.beta:
             continue
         # TRL's config has made "group" of true and a list of one loss_type. Of a word that the file
         # has, the word itself is kept; of anything else what TRL has made of it.
         is_word = isinstance(values.get(name), str)
-        value = values[name] if is_word else getattr(stock, name)
-        notes = [f"{algorithm} has {_shown(row.settings[name])}"] if name in apart else []
+        value = values[name] if is_word else getattr(trl_config, name)
+        notes = [f"{algorithm} has {_shown(row.settings[name])}"] if name in contradictions else []
         notes += [] if name in values else ["TRL's default"]
         lines[name] = Line(value, "; ".join(notes), (name,) if name in values else ())
     return lines
 
 
-def _read(row: Formulation, stock: Any, values: Mapping[str, Any]) -> dict[str, Line]:
-    """Return what a row reads, as TRL's config has it.
+def _parameters(row: Formulation, trl_config: Any, values: Mapping[str, Any]) -> dict[str, Line]:
+    """Return the parameters that a row reads, with the values of TRL's config.
+
+    TRL may write a parameter as another number than the row: CISPO's `epsilon_high` is a bound of
+    the ratio itself in TRL, 5, and its distance from 1 in the row, 4. `row.trl_offset` is the
+    difference, 1.
 
     Raises:
-        InputError: a bound is one that the row cannot have.
+        InputError: the row cannot have the bound, as it would be below the offset.
     """
     lines = {}
     for name in row.reads:
-        value = getattr(stock, name)
+        value = getattr(trl_config, name)
         note = "" if name in values else "TRL's default"
         if name == "epsilon_high" and value is None:
-            value = stock.epsilon  # as TRL does
+            value = trl_config.epsilon  # as TRL does
         if offset := row.trl_offset.get(name, 0):
             if value < offset:
                 raise InputError(
@@ -354,26 +400,31 @@ def _read(row: Formulation, stock: Any, values: Mapping[str, Any]) -> dict[str, 
     return lines
 
 
-def _rloo(
-    path: Any, values: Mapping[str, Any], stage: Stage, left_out: dict[str, str]
-) -> dict[str, Line]:
-    """Return the row rloo with RLOOTrainer's settings, which its recipe trains on GRPOTrainer.
+def _loss_of_rloo(path: Any, values: Mapping[str, Any], stage: Stage) -> LossLines:
+    """Return the loss of RLOOTrainer as the row rloo, which recipes/grpo.py trains on GRPOTrainer.
 
-    RLOOTrainer clips the ratio of a completion's probabilities. While each completion is trained
-    once, by the policy that sampled it, the ratio is 1 and its gradient the row's; what it clips
-    otherwise has no counterpart, and is an InputError. What is not read goes into `left_out`.
+    RLOOTrainer clips the ratio of a completion's probabilities, and the row has no ratio. While the
+    policy that sampled a completion trains on it once, the ratio is 1, and both have one gradient.
+
+    Raises:
+        InputError: later steps are off-policy, or a setting has no counterpart in the recipe.
     """
-    stock = _stock(path, values, "rloo")
-    trainer = "train it in Python with BookRLOOTrainer (recipes/library.md)"
+    trl_config = _trl_config(path, values, "rloo")
+    remedy = "train it in Python with BookRLOOTrainer (recipes/library.md)"
     for name in ("normalize_advantages", "reward_clip_range"):
-        if getattr(stock, name):
+        if getattr(trl_config, name):
             why = "is not read by recipes/grpo.py"
-            raise InputError(f"{path}: {name} {why}; remove it or {trainer}.")
-    if stock.num_iterations > 1 or stock.steps_per_generation > stock.gradient_accumulation_steps:
-        name = "num_iterations" if stock.num_iterations > 1 else "steps_per_generation"
+            raise InputError(f"{path}: {name} {why}; remove it or {remedy}.")
+    off_policy_field = None
+    if trl_config.num_iterations > 1:
+        off_policy_field = "num_iterations"
+    elif trl_config.steps_per_generation > trl_config.gradient_accumulation_steps:
+        off_policy_field = "steps_per_generation"
+    if off_policy_field:
+        value = getattr(trl_config, off_policy_field)
         raise InputError(
-            f"{path}: {name} is {getattr(stock, name)}, so later steps are off-policy, where "
-            f"RLOOTrainer clips a ratio and the row rloo of recipes/grpo.py has none; {trainer}."
+            f"{path}: {off_policy_field} is {value}, so later steps are off-policy, where "
+            f"RLOOTrainer clips a ratio and the row rloo of recipes/grpo.py has none; {remedy}."
         )
     beta_note, beta_sources = "TRL's default", ()
     if "beta" in values:
@@ -381,21 +432,24 @@ def _rloo(
     lines = {
         "algorithm": Line("rloo", "on GRPOTrainer, with RLOOTrainer's update"),
         "formulation": Line("chapter", "sums over tokens, as RLOOTrainer"),
-        "beta": Line(stock.beta, beta_note, beta_sources),
+        "beta": Line(trl_config.beta, beta_note, beta_sources),
         "kl_estimator": Line("k1", "which RLOOTrainer subtracts from the reward, summed"),
         "vllm_importance_sampling_correction": Line(False, "RLOOTrainer has none"),
     }
     once = "not read: each completion is trained once, where its ratio is 1"
     unread = dict.fromkeys(("epsilon", "epsilon_high"), once)
     unread |= dict.fromkeys(("normalize_advantages", "reward_clip_range"), "off, as in the recipe")
-    left_out |= {name: reason for name, reason in unread.items() if name in values}
-    # the recipe's config derives from GRPOConfig, whose defaults of shared fields may be others
-    here = fields_of(stage.part("config"))
-    for name, (_, declared) in fields_of(type(stock)).items():
-        known = declared.default is not MISSING and name not in LOSS_FIELDS | left_out.keys()
-        if known and name not in values and declared.default != here[name][1].default:
-            lines[name] = Line(declared.default, "RLOOConfig's default")
-    return lines
+    left_out = {name: reason for name, reason in unread.items() if name in values}
+    # the recipe's config derives from GRPOConfig, so RLOOConfig's other defaults are written out
+    recipe_fields = fields_of(stage.part("config"))
+    for name, (_, declared) in fields_of(type(trl_config)).items():
+        is_decided = name in values or name in LOSS_FIELDS
+        default = declared.default
+        if not is_decided and default is not MISSING:
+            _, declared_by_recipe = recipe_fields[name]
+            if default != declared_by_recipe.default:
+                lines[name] = Line(default, "RLOOConfig's default")
+    return LossLines(lines, left_out)
 
 
 def _data(path: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -411,7 +465,7 @@ def _data(path: Any, values: Mapping[str, Any]) -> dict[str, Any]:
             why += "model_name_or_path to the file, in the words of TRL's scripts."
         raise InputError(f"{path}: dataset_name is missing; {why}")
     block = {"source": "path"}
-    block |= {to: values[name] for name, to in DATA.items() if name in values}
+    block |= {to: values[name] for name, to in DATASET_KEYS.items() if name in values}
     if values.get("eval_strategy", "no") != "no":
         block.setdefault("eval_split", "test")  # TRL's default of dataset_test_split
     else:

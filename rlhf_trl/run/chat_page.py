@@ -31,6 +31,8 @@ class _Stream(TextStreamer):
 def turn(chat: Chat, text: str) -> Iterator[dict[str, list[str]]]:
     """Yield the answers of each policy, by its name, as far as they are written.
 
+    It yields one and the same dictionary again and again, which the thread goes on filling.
+
     A thread of its own lets the policies answer. It puts True into a queue whenever the page has
     something new to show, and False once it has ended. When the page goes, this generator is
     closed, which stops the writing.
@@ -68,7 +70,8 @@ def turn(chat: Chat, text: str) -> Iterator[dict[str, list[str]]]:
                 yield answers
             writing.result()  # raises what went wrong in the thread
         except InputError as error:
-            sentence = f"error: {error}{forget(chat)}"
+            note = forget(chat)  # clears what was said, and says so
+            sentence = f"error: {error}{note}"
             yield {name: [*texts, sentence] for name, texts in answers.items()}
         finally:
             page_closed.set()
@@ -77,8 +80,14 @@ def turn(chat: Chat, text: str) -> Iterator[dict[str, list[str]]]:
 def serve(*models_and_options: Any, port: int | None = None, **options: Any) -> None:
     """Serve the page of a `Chat` with these options to this machine only, until Ctrl-C.
 
-    The page has a column for each policy. It, not the `Chat`, keeps what was said: `turns`, as in
-    `Chat`, and the messages that the columns show. Without a `port`, it is a free one.
+    One `Chat` serves every page that is open. So each page keeps what was said on it: its `turns`,
+    as `Chat` has them, and the messages of its columns, one column for each policy. Each question
+    brings the page's turns and settings along, and sets the `Chat` to them.
+
+    Args:
+        models_and_options: arguments of `Chat`.
+        port: where the page is served; None: at a free port.
+        options: further arguments of `Chat`.
     """
     if port is not None and not 0 < port < 65536:
         raise InputError(f"--port is {port}; write a number from 1 to 65535.")
@@ -126,6 +135,13 @@ def serve(*models_and_options: Any, port: int | None = None, **options: Any) -> 
         return ["", {}, *(gr.update(value=[], label=name) for name in names)]
 
     page = _page(gr, chat, answer, replace)
+    url = _launch(gr, page, port)
+    print(f"the page is at {url}, for this machine only; Ctrl-C ends", flush=True)
+    page.block_thread()
+
+
+def _launch(gr: Any, page: Any, port: int | None) -> str:
+    """Begin to serve a page to this machine, and return its address."""
     # gradio's own theme comes with fonts
     theme = gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["monospace"])
     try:
@@ -141,8 +157,7 @@ def serve(*models_and_options: Any, port: int | None = None, **options: Any) -> 
         )
     except OSError as error:
         raise InputError(f"--port: {port} is in use; name another, or leave it out.") from error
-    print(f"the page is at {url}, for this machine only; Ctrl-C ends", flush=True)
-    page.block_thread()
+    return url
 
 
 def _page(
@@ -163,7 +178,7 @@ def _page(
     with gr.Blocks(title="rlhf-trl chat", analytics_enabled=False, fill_width=True) as page:
         turns = gr.State({})
         with gr.Row():
-            columns = [  # as `turn` has answers: by name, which several policies may share
+            columns = [  # one for each name, as in `turn`: policies of one name share a column
                 gr.Chatbot(label=name, height=500, render_markdown=False, buttons=[])
                 for name in dict.fromkeys(policy.name for policy in chat.policies)
             ]

@@ -11,15 +11,23 @@ from rlhf_trl.errors import InputError, reason_in_short
 from rlhf_trl.rollouts.generate import template_arguments
 
 Messages = list[dict[str, Any]]
-EMPTY_ANSWER = "an answer of tool_calls alone"
+EMPTY_ANSWER = "an answer of tool_calls alone"  # a key of counts, and a phrase of an error
 
 
 def check_template_reads(data: Examples, tokenizer: Any, args: Any, config: Any) -> None:
     """Print of how many rows the chat template leaves out `tools` or `tool_calls`.
 
-    It does where a row's text is the same without them. An answer that consists of nothing but
-    such calls is refused: the empty text would be trained. A template that fails on the first row,
-    or leaves a text of it out, is refused, too. `config` is the `dataset:` block.
+    A template leaves them out of a row if the text of the row is the same without them.
+
+    Args:
+        data: the training and held-out rows; each is a conversation.
+        tokenizer: whose chat template is checked.
+        args: TRL's config.
+        config: the `dataset:` block.
+
+    Raises:
+        InputError: an answer consists of nothing but calls that are left out, so that the empty
+            text would be trained; or the template fails on the first row, or leaves out its text.
     """
     first = data.train[0]
     _check_first(first, tokenizer, _arguments(first, args))
@@ -61,17 +69,18 @@ def _check_first(row: Mapping[str, Any], tokenizer: Any, arguments: Mapping[str,
     """
 
     def ids(messages: Messages) -> list[int]:
-        """Return the tokens of messages, behind a question with the beginning of an answer."""
+        """Return the tokens of messages; a question is followed by the generation prompt."""
         is_question = messages[-1]["role"] != "assistant"
         options = {"tokenize": False, "add_generation_prompt": is_question, **arguments}
         text = tokenizer.apply_chat_template(messages, **options)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     remedy = "correct chat_template.jinja in the model's folder, or its tokenizer"
-    # with its first answer, or, in a row without answers, the prompt once more
-    for name, messages in (("prompt", row["prompt"]), ("answer", _conversations(row)[0])):
+    with_answer = _conversations(row)[0]  # the prompt alone in a row without answers
+    for name, messages in (("prompt", row["prompt"]), ("answer", with_answer)):
         *before, last = messages
-        longer = [*before, {**last, "content": f"{last.get('content') or ''} and 12 words"}]
+        more = "and 12 words"  # any words that the text does not end with
+        longer = [*before, {**last, "content": f"{last.get('content') or ''} {more}"}]
         try:
             unread = ids(messages) == ids(longer)
         except Exception as error:  # a template is a program, and may raise anything
@@ -86,10 +95,12 @@ def _check_first(row: Mapping[str, Any], tokenizer: Any, arguments: Mapping[str,
 def _left_out(row: Mapping[str, Any], tokenizer: Any, args: Any, turns: str) -> list[str]:
     """Return which of "tools", "tool_calls" and `EMPTY_ANSWER` the template leaves out of a row.
 
-    `turns` says which answers are trained on, "last" or "all".
+    `turns` says which answers are trained on, "last" or "all". An answer of calls alone is empty
+    only if the calls are left out.
     """
     conversations = _conversations(row)
-    has_calls = any(message.get("tool_calls") for talk in conversations for message in talk)
+    messages = [message for conversation in conversations for message in conversation]
+    has_calls = any(message.get("tool_calls") for message in messages)
     has_tools = bool(row.get("tools"))
     if not has_calls and not has_tools:
         return []
@@ -100,13 +111,12 @@ def _left_out(row: Mapping[str, Any], tokenizer: Any, args: Any, turns: str) -> 
     left_out = []
     if has_tools and texts == _texts(tokenizer, conversations, {**arguments, "tools": None}):
         left_out.append("tools")
-    without_calls = [[_without_calls(message) for message in talk] for talk in conversations]
+    without_calls = [[_without_calls(message) for message in c] for c in conversations]
     if has_calls and texts == _texts(tokenizer, without_calls, arguments):
         left_out.append("tool_calls")
-        for talk in conversations:
-            if any(_only_calls(answer) for answer in _answers(talk, row, turns)):
-                left_out.append(EMPTY_ANSWER)
-                break  # a row counts once
+        answers = [answer for c in conversations for answer in _answers(c, row, turns)]
+        if any(_only_calls(answer) for answer in answers):
+            left_out.append(EMPTY_ANSWER)
     return left_out
 
 

@@ -77,27 +77,35 @@ def _keep_own(written: Written, block: dict[str, Any], path: Key) -> None:
 def value_of_words(written: Written, words: Words, kind: Any, path: Key) -> Any:
     """Return the plain value that command-line words have for a field of the type `kind`.
 
-    Several words make a list. One word is read as YAML where a type of the field fits that,
-    else as text, else as a list of one. No word at all, as in a bare `--bf16`, is true. `path` is
-    the field's place in the config, for errors.
+    Examples, where the field takes no other type than the one named:
+        --bf16 -> True; no word at all is true
+        --seed 7 -> 7 for an int, read as YAML; "7" for a str, the text itself
+        --dataset '{size: 3}' -> {"size": 3}
+        --reward_funcs a b -> ["a", "b"], and --reward_funcs a -> ["a"] for a list
+
+    Args:
+        written: what files and the command line have written, for errors.
+        words: what follows the option.
+        kind: the type of the field.
+        path: the field's place in the config, for errors.
     """
     members = members_of(kind)
     if not words and bool not in members and Any not in members:
         written.fail(path, f"has no value; write {describe(kind)}")
     if not words or Any in members:
-        return words.untyped()
-    lists = [member for member in members if shape_of(member) in (list, tuple)]
+        return words.untyped()  # True, the word read as YAML, or a list of these
+    list_types = [member for member in members if shape_of(member) in (list, tuple)]
     if len(words) == 1:
-        value = read_word(words[0])
-        if bool in members and str not in members:
-            value = BOOLEAN_WORDS.get(words[0].lower(), value)
-        for reading in (value, words[0]):
-            if any(fits(reading, member) for member in members):
-                return reading
-        if not lists:
-            return value  # it fits no type: the caller checks that, and refuses it
-    if not lists:
+        as_yaml, as_text = read_word(words[0]), words[0]
+        if bool in members and str not in members:  # for a text, "yes" and "1" are texts
+            as_yaml = BOOLEAN_WORDS.get(as_text.lower(), as_yaml)
+        for value in (as_yaml, as_text):
+            if any(fits(value, member) for member in members):
+                return value
+        if not list_types:
+            return as_yaml  # fits no type: the caller checks that, and refuses the value
+    if not list_types:
         written.fail(path, f"takes one value and got {len(words)}: {' '.join(words)}")
     # the first argument is the type of all items: TRL has no tuple of several types
-    item_kind = (get_args(lists[0]) or (Any,))[0]
+    item_kind = (get_args(list_types[0]) or (Any,))[0]
     return [value_of_words(written, Words([word]), item_kind, path) for word in words]

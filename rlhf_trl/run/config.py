@@ -113,7 +113,8 @@ def load_config(
     if {"--help", "-h"} & {*words}:
         from rlhf_trl.run.help import recipe_help
 
-        class_name = getattr(trl, "__name__", trl or "").rpartition(".")[2]  # "" for None
+        path = trl if isinstance(trl, str) else getattr(trl, "__name__", "")  # "" for None
+        class_name = path.rpartition(".")[2]
         print(recipe_help(own, class_name, everything="all" in words))
         raise SystemExit(0)
     path, overrides = read_command_line(words)
@@ -130,13 +131,13 @@ def load_config(
 
     own_fields = fields_of(own)
     own_values = config.take(own_fields)
-    own_run = config.build(own_values, own, ())
+    own_run = config.build(own_values, own, path=())
     if "algorithm" in own_fields:
         _check_algorithm(config, own_run)
     if trl is None:
-        config.refuse_unknown(config.values, own_fields, ())
-        given = {key: own_values[key] for key in config.values}  # in the order of writing
-        return Loaded(own_run, trl=None, model=None, given=given)
+        config.refuse_unknown(config.values, own_fields, path=())
+        in_written_order = {key: own_values[key] for key in config.values}
+        return Loaded(own_run, trl=None, model=None, given=in_written_order)
     return _with_trl(config, own_run, own_values, trl)
 
 
@@ -155,28 +156,28 @@ def _with_trl(
     own_fields = fields_of(own)
     trl_class, model_class = imported(trl), imported("ModelConfig")
     trl_fields, model_fields = fields_of(trl_class), fields_of(model_class)
-    # our config classes declare these fields as our recipes do, and get the recipe's values below
+    # a recipe and our config class both declare these; the class gets the recipe's values below
     shared = trl_fields.keys() & {"algorithm", "formulation"}
     if twice := own_fields.keys() & (trl_fields.keys() - shared | model_fields.keys()):
         raise TypeError(f"{own.__name__} declares fields that TRL has: {', '.join(sorted(twice))}")
-    config.refuse_unknown(config.values, {**own_fields, **trl_fields, **model_fields}, ())
+    config.refuse_unknown(config.values, {**own_fields, **trl_fields, **model_fields}, path=())
     trl_values, model_values = config.take(trl_fields), config.take(model_fields)
     _check_generation_batch(config, trl_values, trl_fields)  # before TRL, which says less
     settings = _trl_settings(trl_class, trl_values)
     settings |= {name: getattr(own_run, name) for name in shared}
-    args = config.build(settings, trl_class, ())
+    args = config.build(settings, trl_class, path=())
     row = None
-    if hasattr(trl_class, "resolve"):  # a class of ours: what its algorithm makes of the fields
+    if hasattr(trl_class, "resolve"):  # a class of ours
         try:
-            row = trl_class.resolve(args)
-            if row.algorithm is None:  # stock TRL with settings that are no row's
+            row = trl_class.resolve(args)  # the algorithm's row, and what it makes of the fields
+            if row.algorithm is None:  # TRL's own loss with settings that are no row's
                 imported("rlhf_trl.run.stock_words.check_stock_words")(args)
         except algorithms.FieldError as error:
             config.fail((error.field,), error.message)
     checked = {**own_values, **trl_values, **model_values}
-    given = {key: checked[key] for key in config.values}  # in the order in which they are written
-    model = config.build(model_values, model_class, ())
-    return Loaded(own_run, args, model, given, row)
+    in_written_order = {key: checked[key] for key in config.values}
+    model = config.build(model_values, model_class, path=())
+    return Loaded(own_run, args, model, given=in_written_order, row=row)
 
 
 def _trl_settings(trl_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,14 +206,15 @@ class CheckedConfig(Written):
         """
         if len(kinds) == 1:
             return kinds[0]
+        # by kind, its choices and the values that each may have: ("dataset", "source"): ["path"]
         choices_by_kind = [_choices(kind, path) for kind in kinds]
-        chosen: dict[Key, Any] = {}  # what the config has for each choice of any kind
-        # a choice that is not written is the first kind's, which comes last here and so stays
-        for choices in reversed(choices_by_kind):
+        defaults: dict[Key, Any] = {}  # of each choice, by the first kind that has it
+        for choices in choices_by_kind:
             for choice, values in choices.items():
-                chosen[choice] = self.value(choice, default=values[0])
-        # a value that no kind takes is refused, with those of all; a choice that the first kind
-        # lacks is a key of another kind, below
+                defaults.setdefault(choice, values[0])
+        chosen = {choice: self.value(choice, default) for choice, default in defaults.items()}
+        # Refuse a value that no kind takes. The first kind has the choices of all kinds (`source`);
+        # a choice of others only is a key that the first kind does not read, and comes below.
         for choice in choices_by_kind[0]:
             # keys outside the block, such as `algorithm`, are checked elsewhere
             is_in_block = len(choice) > len(path)
@@ -223,8 +225,8 @@ class CheckedConfig(Written):
             {choice: values for choice, values in choices.items() if chosen[choice] not in values}
             for choices in choices_by_kind
         ]
-        # where no kind has all its choices met, the first kind's fields tell what is wrong
-        kind = kinds[unmet_by_kind.index({}) if {} in unmet_by_kind else 0]
+        fitting = [kind for kind, unmet in zip(kinds, unmet_by_kind, strict=True) if not unmet]
+        kind = fitting[0] if fitting else kinds[0]  # whose fields then tell what is wrong
         unread = [key for key in block if key not in fields_of(kind)]
         if unread:
             from rlhf_trl.run.config_faults import settle_key_of_other_kind
@@ -278,7 +280,7 @@ class CheckedConfig(Written):
         checked. `path` is its place in the config, for errors.
         """
         value, member = self._read_as(value, kind, path)
-        if is_dataclass(member):  # of several blocks, such as `dataset:` has, the keys tell which
+        if is_dataclass(member):  # where a field takes several, as `dataset:`, its keys tell which
             blocks = [member for member in members_of(kind) if is_dataclass(member)]
             return self.check_block(value, fields_of(self.kind_of(value, blocks, path)), path)
         # The last argument of a type: the items of list[X], the values of dict[str, X], and those
@@ -309,7 +311,8 @@ class CheckedConfig(Written):
         fitting = [member for member in members if fits(value, member)]
         if isinstance(value, str) and path[-1].endswith("_kwargs"):
             # TRL types these as text, too, which it reads as a mapping in JSON; refuse other text
-            fitting = fitting if isinstance(read_word(value), dict) else []
+            is_mapping = isinstance(read_word(value), dict)
+            fitting = fitting if is_mapping else []
         if not fitting:
             name = f", {NAMES[type(value)]}" if value is not None else ""
             self.fail(path, f"is {show(value)}{name}; write {remedy(value, kind)}")
@@ -321,14 +324,14 @@ class CheckedConfig(Written):
         A dataclass may refuse its arguments; the `InputError` about it begins at `path`.
         """
         members = members_of(kind)
-        member = next(m for m in members if fits(value, m))
+        member = next(m for m in members if fits(value, m))  # `check` has seen to it that one does
         if is_dataclass(member):
             member = self.kind_of(value, [m for m in members if is_dataclass(m)], path)
             known = fields_of(member)
             arguments = {}
             for key, inner in value.items():
-                inner_kind, _ = known[key]
-                arguments[key] = self.build(inner, inner_kind, (*path, key))
+                field_kind, _ = known[key]
+                arguments[key] = self.build(inner, field_kind, (*path, key))
             try:
                 return member(**arguments)
             except ValueError as error:
@@ -374,10 +377,10 @@ def _check_algorithm(config: CheckedConfig, run: Any) -> None:
         other = algorithms.ALGORITHMS[name].formulations.get(formulation)
         if other:
             others[name] = other
-    # stock TRL computes formulation trl and reads its own loss fields, so all of them may be given
-    passing = values if formulation == "trl" else ()
+    # stock TRL computes formulation trl, so the row may leave TRL's own loss fields unread
+    may_be_unread = values if formulation == "trl" else ()
     try:
-        algorithms.resolve(row, values, others, passing)
+        algorithms.resolve(row, values, others, passing=may_be_unread)
     except algorithms.FieldError as error:
         config.fail((error.field,), error.message)
     except InputError as error:
@@ -403,7 +406,7 @@ def _check_generation_batch(config: CheckedConfig, args: dict[str, Any], known: 
         per_device, processes = value("per_device_train_batch_size"), world_size()
         key = "steps_per_generation"
         if value(key) is None:
-            key = "gradient_accumulation_steps"
+            key = "gradient_accumulation_steps"  # TRL's default of it
         batch = per_device * processes * value(key)
         product = (  # how the batch came about, for the error
             f"per_device_train_batch_size {per_device} x {processes} "
@@ -412,9 +415,9 @@ def _check_generation_batch(config: CheckedConfig, args: dict[str, Any], known: 
     generations = value("num_generations") or 0
     if batch <= 0 or generations < 1 or batch % generations:
         divisors = [str(n) for n in range(2, batch + 1) if batch % n == 0]  # TRL wants 2 or more
-        remedy = f"write {one_of(divisors)}, or change" if divisors else "raise"
+        remedy = f"write {one_of(divisors)}, or change the batch" if divisors else "raise the batch"
         config.fail(
             ("num_generations",),
             f"is {show(value('num_generations'))}, which does not divide the generation batch of "
-            f"{batch} ({product}); {remedy} the batch",
+            f"{batch} ({product}); {remedy}",
         )

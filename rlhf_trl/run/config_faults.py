@@ -21,23 +21,26 @@ def settle_key_of_other_kind(
 ) -> None:
     """Remove a key that the chosen kind of a block lacks, or refuse it where it was meant.
 
-    It was not meant where a later writer chose this kind: then it was written for the kind before.
-    A key that no kind has is left to the caller.
+    An example: `dataset.eval_split` is a key of data with `source: path`, and the config says
+    `source: gym`. If a base file has the key, and a later file or the command line the source, the
+    key was meant for the source before, and is removed. If not, the user contradicts himself. A key
+    that no kind has is left to the caller.
 
     Args:
         config: what files and command line write.
         block: the block, which is changed.
-        path: the place of the key.
+        path: the place of the key: ("dataset", "eval_split").
         kinds: the dataclasses that the block may be.
-        unmet_by_kind: by kind, those of its choices that the config makes otherwise.
-        chosen: what the config has for each choice.
+        unmet_by_kind: for each kind the choices that it needs and the config contradicts, with the
+            values that it needs: {("dataset", "source"): ["path"]}; empty for the chosen kind.
+        chosen: what the config has for each choice: {("dataset", "source"): "gym"}.
     """
     key = path[-1]
-    needed: Choices = {}  # what the kinds that have this key need, and the config has otherwise
-    for kind, unmet in zip(kinds, unmet_by_kind, strict=True):
+    needed: Choices = {}  # what the kinds that have this key need, and the config contradicts
+    for kind, unmet_choices in zip(kinds, unmet_by_kind, strict=True):
         if key in fields_of(kind):
-            needed |= unmet
-    if any(config.decided_after(choice, path) for choice in needed):
+            needed |= unmet_choices
+    if any(config.decided_after(choice, path) for choice in needed):  # written later than the key
         del block[key]
     elif needed:
         choice, values = next(iter(needed.items()))
@@ -64,15 +67,15 @@ def refusal_of(
     return InputError(f"{config.source(path)}: {'.'.join(path) or cls.__name__}: {message}")
 
 
-def _key_at_fault(message: str, known: Known, given: Mapping[str, Any]) -> str | None:
+def _key_at_fault(message: str, known: Known, values: Mapping[str, Any]) -> str | None:
     """Return which key a library's message is about, or None where it does not say.
 
-    Messages of transformers have no backticks: there it is the first of the `given` keys that the
-    message spells, or else whose value it spells.
+    Messages of transformers have no backticks. There it is the first key of the config that the
+    message spells, or else the first whose value the message spells.
     """
     if "`" in message:
         return key_named_in(message, known)
     words = re.findall(r"\w+", message)
-    spelled = [word for word in words if word in given]
-    valued = [key for key, value in given.items() if value in words]
-    return next(iter([*spelled, *valued]), None)
+    keys_spelled = [word for word in words if word in values]
+    keys_of_spelled_values = [key for key, value in values.items() if value in words]
+    return next(iter([*keys_spelled, *keys_of_spelled_values]), None)

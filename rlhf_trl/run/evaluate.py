@@ -196,9 +196,16 @@ def run_of(
     words: Sequence[str],
     probes: Sequence[Probe] = (),
 ) -> _Run:
-    """Load the run of a config, by default the first policy's; refuse one without held-out rows.
+    """Load the run whose held-out rows the models answer.
 
-    Where there are `probes`, they take the place of its rows.
+    Args:
+        policies: the models, of which none is loaded yet.
+        config: the run's; None: that of the run that made the first policy.
+        words: options of the recipe, which change the config.
+        probes: prompts that take the place of the run's held-out rows, if there are any.
+
+    Raises:
+        InputError: the first policy comes from no run, or nothing is held out.
     """
     path = config_of(policies, config)
     if not path:
@@ -208,7 +215,7 @@ def run_of(
         )
     loaded, data = load_run(path, words)
     if probes:
-        rows = _asked_as_in(data, rows_of(probes))
+        rows = _with_prompts_like(data, rows_of(probes))
         return _Run(path, loaded, data, rows, probe_scores(rows), rewarded=False)
     rows = data.tasks.held_out if data.tasks else list(data.held_out or [])
     if not rows:
@@ -218,11 +225,11 @@ def run_of(
     return _Run(path, loaded, data, rows, _scores_of(loaded, data))
 
 
-def _asked_as_in(data: Examples, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows whose prompts are texts with prompts as those of a run.
+def _with_prompts_like(data: Examples, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows whose prompts are texts with prompts like those of a run's data.
 
-    These are messages where the run's are, with the commonest system message of the rows to train
-    on, and the arguments of the first one's chat template.
+    If the run's prompts are messages, these become messages, too, with the commonest system message
+    of the training rows. The chat template gets the arguments that it gets for the first of them.
     """
     prompts = data.train["prompt"][:PROMPTS_READ]
     system = system_message(prompts)[0] if data.conversational else ""
@@ -230,13 +237,13 @@ def _asked_as_in(data: Examples, rows: Sequence[dict[str, Any]]) -> list[dict[st
     columns = {}
     if "chat_template_kwargs" in data.train.column_names:
         columns["chat_template_kwargs"] = data.train[0]["chat_template_kwargs"]
-    asked = []
+    rows_like_data = []
     for row in rows:
         prompt: Any = row["prompt"]
         if data.conversational:
             prompt = [*start, {"role": "user", "content": prompt}]
-        asked.append({**row, **columns, "prompt": prompt})
-    return asked
+        rows_like_data.append({**row, **columns, "prompt": prompt})
+    return rows_like_data
 
 
 def _answer(
@@ -261,8 +268,8 @@ def _answer(
     rewards, scorers = None, {}
     for model in models:
         policy = run.load(model)
-        # loaded once, for all: of the model's tokenizer, a reward model only checks the characters,
-        # as it reads texts and is told which answers are finished
+        # The first policy's tokenizer does for all policies, so rewards and judge are loaded once:
+        # they read texts, and of the tokenizer they only check that it has the same characters.
         if rewards is None:
             tokenizer = policy.processing_class
             rewards = []
@@ -281,14 +288,15 @@ def _answer(
         greedy, first_sample = policy.complete(run.rows)
         scores = policy.all_scores(greedy)
         sampled = [first_sample, *(policy.draw(number) for number in range(1, samples))]
-        by_row = _sampled(policy, sampled, reference)
-        for name, values_by_row in _by_score(by_row).items():
+        samples_by_row = _sampled(policy, sampled, reference)
+        for name, values_by_row in _by_score(samples_by_row).items():
             scores[name] = [_mean(values) for values in values_by_row]
-        if held.noun:
-            scores_of_rows, results.weights[model.word] = held.scores(policy)
-            scores = scores_of_rows | scores  # they come first in the table
+        if held.noun:  # the rows have completions of their own, which the model reads
+            scores_of_rows, weights = held.scores(policy)
+            scores = scores_of_rows | scores  # those of the rows come first in the table
+            results.weights[model.word] = weights
         results.scores[model.word] = scores
-        results.samples[model.word] = by_row
+        results.samples[model.word] = samples_by_row
         results.texts[model.word] = shown(run.rows, greedy, first_sample)
         del policy  # before the next one is loaded
     return results

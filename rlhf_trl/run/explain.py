@@ -72,7 +72,7 @@ _LABELS = {
     "differs": "note",
 }
 # The fields of a formulation, beside its parts, that `describe` shows, and their keys there.
-_CHOICES = {
+_FURTHER_FIELDS = {
     "kl": "kl",
     "kl_sign": "kl_sign",
     "logps": "logps",
@@ -113,19 +113,19 @@ def _formulation(form: Formulation) -> dict[str, Any]:
     for part in form.parts:  # such as "ratio"
         chosen = getattr(form, part)  # a function of the book, or its name
         description[part] = chosen if isinstance(chosen, str) else chosen.__name__
-    for choice in fields(form):
-        if choice.name in _CHOICES:
-            description[_CHOICES[choice.name]] = getattr(form, choice.name)
+    for declared in fields(form):
+        if declared.name in _FURTHER_FIELDS:
+            description[_FURTHER_FIELDS[declared.name]] = getattr(form, declared.name)
+    trl_settings = {  # a setting that depends on the config is a function, its docstring says how
+        name: value.__doc__ if callable(value) else value for name, value in form.settings.items()
+    }
     return {
         **description,
-        "reads": dict(form.reads),
-        "trl_trainer": form.trainer,
-        "trl_settings": {  # one that depends on the config is a function, whose docstring says how
-            name: value.__doc__ if callable(value) else value
-            for name, value in form.settings.items()
-        },
-        "trl": form.trl,
-        "differs": form.differs,
+        "reads": dict(form.reads),  # parameters of the loss, with their defaults
+        "trl_trainer": form.trainer,  # the stock trainer of these settings
+        "trl_settings": trl_settings,  # the fields of that trainer's config that it fixes
+        "trl": form.trl,  # whether the stock trainer computes the formulation, or why not
+        "differs": form.differs,  # a sentence on what sets the formulation apart
     }
 
 

@@ -23,9 +23,10 @@ WAIT = 5.0  # seconds in which the first process of a machine may say what all o
 def report(error: BaseException, with_traceback: bool) -> None:
     """End this process with a sentence; return only if the caller is to raise the error again.
 
-    An `InputError` is its sentence, and so is a disk that is full or cannot be written. A
-    `ValueError` of a library keeps its traceback, and its message is repeated as the last line;
-    `with_traceback` keeps it for all of them. What a run that failed has saved is said, too.
+    An `InputError` becomes its sentence alone, and so does the error of a disk that is full or
+    cannot be written. A `ValueError` of a library keeps its traceback, and its message is repeated
+    as the last line. `with_traceback` keeps the traceback of all. The sentence ends with what the
+    failed run has saved.
 
     Of several processes, all but the first wait before they report an error: if the first one meets
     the same error, it reports it, and the launcher ends the others.
@@ -41,7 +42,7 @@ def report(error: BaseException, with_traceback: bool) -> None:
     if not is_first:
         time.sleep(WAIT)
     if isinstance(error, InputError):
-        _end(str(error), with_traceback)  # as below, the process is at its end here
+        _end(str(error), with_traceback)  # does not return, here and below
     message = " ".join(str(error).split())
     if re.search(UNWRITABLE, message):  # by its words: tokenizers raises a plain Exception
         _end(

@@ -1,7 +1,7 @@
 """Held-out pairs and answers of one's own data, which `rlhf-trl evaluate` lets models read."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 from trl.data_utils import _tokenize, common_prefix_length, is_conversational
@@ -24,7 +24,15 @@ from rlhf_trl.rollouts.generate import template_arguments
 from rlhf_trl.run.config import Loaded
 
 Row = Mapping[str, Any]
-Columns = list[list[Reading | None]]  # the readings of the completions, by side
+# By side, what a model makes of each row's text; None: training leaves the row out.
+ReadingsBySide = list[list[Reading | None]]
+
+
+class _Reference(NamedTuple):
+    """What the model that a run started from has read, and what it made of that."""
+
+    texts: list[list[Text] | None]  # by row, one for each side
+    readings: ReadingsBySide
 
 
 class HeldRows:
@@ -39,7 +47,7 @@ class HeldRows:
         self._rows = rows
         self._sides: tuple[str, ...] = ()  # the columns of the completions to read
         self.noun: str | None = None
-        self._reference: tuple[list[Any], Columns] | None = None  # its texts and readings
+        self._reference: _Reference | None = None
         if data.tasks is not None or not isinstance(loaded.own.dataset, FileData):
             return
         if not rows[0].keys() & {"chosen", "completion"}:
@@ -59,36 +67,39 @@ class HeldRows:
     def read_by_start(self, policy: Policy) -> None:
         """Let the model that a run started from read the rows."""
         texts = self._texts(policy.processing_class)
-        self._reference = texts, self._read(policy, texts)
+        self._reference = _Reference(texts, self._read(policy, texts))
 
     def scores(self, policy: Policy) -> tuple[Scores, dict[str, list[int]]]:
         """Return the scores of a model on each row, and the weights of the rows in their means.
 
-        Both are by the name of the score, of which one without weights has the plain mean. A model
-        that reads other tokens than the reference has no reward relative to it.
+        Both map the name of a score to a value for each row. A score without weights has the plain
+        mean. A model that reads other tokens than the reference has no reward relative to it.
         """
         texts = self._texts(policy.processing_class)
-        columns = self._read(policy, texts)  # by side, what the model makes of each row's text
+        readings = self._read(policy, texts)
         if self.noun == "answers":
-            scores, counts = answer_scores(columns[0])
+            scores, counts = answer_scores(readings[0])
             return scores, dict.fromkeys(scores, counts)  # a row weighs as much as it has tokens
-        reference = None
-        if self._reference is not None:
-            reference_texts, reference_columns = self._reference
-            if reference_texts == texts:
-                reference = reference_columns
-        resolved = self._loaded.row  # the algorithm, with the config's values of its parameters
-        if self.noun == "labeled answers":
+        reference_readings = None
+        if self._reference is not None and self._reference.texts == texts:
+            reference_readings = self._reference.readings
+        resolved = self._loaded.row  # the algorithm's row, and the config's values of parameters
+        if self.noun == "labeled answers":  # which have one side
             labels = [row["label"] for row in self._rows]
-            before = None if reference is None else reference[0]  # there is one side
-            return labeled_scores(resolved, columns[0], before, labels), {}
-        # an algorithm that does not read it is trained by a config that may lack the field
-        weighs_nll = "nll_weight" in resolved.row.trainer_reads
-        nll_weight = self._loaded.trl.nll_weight if weighs_nll else 0.0
-        return pair_scores(resolved, *columns, reference, nll_weight), {}
+            of_reference = None if reference_readings is None else reference_readings[0]
+            return labeled_scores(resolved, readings[0], of_reference, labels), {}
+        # only the configs of algorithms that read nll_weight have the field
+        has_nll_weight = "nll_weight" in resolved.row.trainer_reads
+        nll_weight = self._loaded.trl.nll_weight if has_nll_weight else 0.0
+        chosen, rejected = readings
+        return pair_scores(resolved, chosen, rejected, reference_readings, nll_weight), {}
 
-    def _read(self, policy: Policy, texts: list[Any]) -> Columns:
-        return [read(policy, [text and text[n] for text in texts]) for n in range(len(self._sides))]
+    def _read(self, policy: Policy, texts: list[list[Text] | None]) -> ReadingsBySide:
+        """Let a model read the texts of each side."""
+        return [
+            read(policy, [sides and sides[number] for sides in texts])
+            for number in range(len(self._sides))
+        ]
 
     def _texts(self, tokenizer: Any) -> list[list[Text] | None]:
         """Return the texts of each row, one for each side; None where training leaves it out."""
@@ -119,16 +130,16 @@ def compared_texts(tokenizer: Any, row: Row, sides: Sequence[str], args: Any) ->
 def answer_text(tokenizer: Any, row: Row, loaded: Loaded) -> list[Text] | None:
     """Return prompt and answer of a row as one text, of the tokens that SFTTrainer makes of them.
 
-    It is in a list, as in `compared_texts`. `dataset.turns` says which tokens count; None: none of
-    those that do is left by max_length.
+    The text is in a list of one, as `compared_texts` returns a list. The tokens that count are
+    those of the answer, or with `dataset.turns: all` those of each turn of the assistant. None:
+    `max_length` cuts off all tokens that count, so that the row trains nothing.
     """
     args = loaded.trl
     options: dict[str, Any] = {}
-    # each turn of the assistant, not just the last; gym tasks have one
-    all_turns = getattr(loaded.own.dataset, "turns", "last") == "all"
+    all_turns = getattr(loaded.own.dataset, "turns", "last") == "all"  # tasks of the gym have one
     if all_turns:
         options["return_assistant_tokens_mask"] = True
-        # it marks the assistant's tokens; TRL has templates that do for those that do not
+        # a template without marks of what the assistant says is replaced by TRL's version of it
         if not has_generation_markers(tokenizer.chat_template):
             options["chat_template"] = get_training_chat_template(tokenizer)
     prompt, (ids,), (assistant_mask,) = tokens_of(tokenizer, row, ("completion",), **options)
@@ -137,9 +148,10 @@ def answer_text(tokenizer: Any, row: Row, loaded: Loaded) -> list[Text] | None:
     else:
         counted = [place >= len(prompt) for place in range(len(ids))]
     if args.max_length is not None:
-        keeps_end = args.truncation_mode == "keep_end"
-        kept = slice(-args.max_length, None) if keeps_end else slice(args.max_length)
-        ids, counted = ids[kept], counted[kept]
+        within_limit = slice(args.max_length)
+        if args.truncation_mode == "keep_end":
+            within_limit = slice(-args.max_length, None)
+        ids, counted = ids[within_limit], counted[within_limit]
     # the first token of a text is predicted from nothing, so it never counts
     return [Text(ids, counted)] if any(counted[1:]) else None
 
@@ -147,7 +159,7 @@ def answer_text(tokenizer: Any, row: Row, loaded: Loaded) -> list[Text] | None:
 def tokens_of(
     tokenizer: Any, row: Row, sides: Sequence[str], **options: Any
 ) -> tuple[list[int], list[list[int]], list[list[int] | None]]:
-    """Tokenize a row as TRL does, with the prompt alone and with the completion of each side.
+    """Tokenize the prompt of a row alone, and with the completion of each side, as TRL does.
 
     The completion starts at the first token that differs from those of the prompt alone, as in TRL:
     some chat templates end a prompt alone with more than they write before a completion.
@@ -159,8 +171,9 @@ def tokens_of(
         options: further arguments of the chat template.
 
     Returns:
-        The ids of the prompt; by side those of prompt and completion, and the mask of what the
-        assistant says, None where it is not asked for.
+        The ids of the prompt. A list of the ids of prompt and completion, for each side. A list of
+        masks, for each side: 1 on what the assistant says; None instead of a mask unless the
+        options ask for it.
     """
     template_options = {**template_arguments(row), **options}
     prompt_options = {**template_options, "add_generation_prompt": True}
@@ -174,5 +187,5 @@ def tokens_of(
         encoded = _tokenize(tokenizer, row["prompt"] + completion, **template_options)
         texts.append(encoded["input_ids"])
         masks.append(encoded.get("assistant_masks"))
-    start = min(common_prefix_length(prompt, ids) for ids in texts)
-    return prompt[:start], texts, masks
+    completion_start = min(common_prefix_length(prompt, ids) for ids in texts)
+    return prompt[:completion_start], texts, masks

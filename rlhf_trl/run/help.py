@@ -54,9 +54,9 @@ Helps = dict[str, FieldHelp]  # by the name of the field
 
 
 def recipe_help(own: type, config_class: str, everything: bool) -> str:
-    """Return a line for each field of a recipe, and for those of TRL that it sets, or all.
+    """Return the help of a recipe: its own fields, those of its trainer, and fields of TRL.
 
-    It sets those that stand in its tiny config.
+    Of TRL's fields, those are shown that the recipe's tiny config sets, or all.
 
     Args:
         own: the dataclass of the recipe's own fields.
@@ -74,7 +74,7 @@ def recipe_help(own: type, config_class: str, everything: bool) -> str:
     else:  # a recipe without rows, whose tiny config has the name of its script
         name = Path(sys.argv[0]).stem
     tiny_config = home() / "configs" / "tiny" / f"{name}.yaml"
-    # a field of the trainer has its own section, and an old name its new one
+    # fields of the trainer have a section of their own, and of two names the old one is not shown
     shown = [key for key in config_fields if key not in {*trainer_fields, *RENAMED}]
     heading = "TRL's fields:"
     if tiny_config.is_file() and not everything:
@@ -142,19 +142,21 @@ def _loss_fields(own: type, config_fields: Helps) -> Helps:
 def _field_lines(key: str, field_help: FieldHelp, width: int) -> list[str]:
     """Return what the help says of a field, at most `width` wide: name, type, default, meaning.
 
-    The meaning begins in a column of its own, where that leaves it room.
+    Name, type and meaning stand in three columns. Where a name or a type is longer than its column,
+    the rest of the line moves to the right.
     """
+    name_column = f"  --{key:27} "
+    name_width = len(f"  --{'':27} ")
     takes = f"{field_help.kind} = {field_help.default}"
-    # 32: the column of the name, with its dashes; type and default alone fill more than a line
-    breaks_choices = len(takes) > width - 32
+    breaks_choices = len(takes) > width - name_width  # they fill more than a line
     if breaks_choices:  # for `wrap`, which breaks lines at blanks; taken out again below
         takes = takes.replace("|", "| ")
-    column = 27 if width >= 100 else 13
+    takes_width = 27 if width >= 100 else 13  # a narrow terminal needs the room for the meaning
     lines = wrap(
-        f"{takes:{column}} {field_help.meaning}",
+        f"{takes:{takes_width}} {field_help.meaning}",
         width,
-        initial_indent=f"  --{key:27} ",
-        subsequent_indent=" " * 34,  # two more than the column of the name
+        initial_indent=name_column,
+        subsequent_indent=" " * (name_width + 2),
         break_on_hyphens=False,
     )
     if breaks_choices:
@@ -234,9 +236,9 @@ def _declarations() -> Mapping[str, _Declaration]:
 
 
 def _config_fields(name: str) -> Helps:
-    """Return the fields of a config class and of those that it extends; of an unknown one, none.
+    """Return the fields of a config class and of its bases; none of a class that is not known.
 
-    What a field does stands at its declaration, or, in TRL's classes, in their docstrings, as in
+    What a field means stands at its declaration, or, in TRL's classes, in their docstrings, as in
     ``name (`type`, *optional*): meaning.``.
     """
     helps: Helps = {}
@@ -246,6 +248,7 @@ def _config_fields(name: str) -> Helps:
     for base in reversed(node.bases):
         helps |= _config_fields(ast.unparse(base))
     docstring = ast.get_docstring(node) or ""
+    # the name, and the meaning up to the first period, semicolon or colon
     meanings = dict(re.findall(r"^ +(\w+) \(.*?\):\s+([^.;:]+)", docstring, re.M))
     recipe_defaults: dict[str, Any] = {}  # what recipes have in place of the class's defaults
     for statement in node.body:
@@ -262,19 +265,26 @@ def _config_fields(name: str) -> Helps:
 
 
 def _declared_field(statement: ast.AnnAssign, meaning: str, is_ours: bool) -> FieldHelp:
-    """Return what the declaration of a field, such as `x: int = setting("how many", 1)`, says.
+    """Return what the declaration of a field says.
 
-    Its value may be a call that makes a field: of `of_the_row` (an algorithm has meaning and
-    default) or `setting` for a field of ours, and of `dataclasses.field` for one of TRL. The
-    `meaning` is that of the class's docstring, which is shown where the call has none.
+    The value of a field is its default, or a call of one of three functions:
+        epsilon: float = of_the_row("epsilon")       meaning and default are the algorithm's
+        size: int = setting("how many rows", 100)    meaning, default (none: null)
+        lr: float = field(default=1e-6, metadata={"help": "The rate."})
+
+    Args:
+        statement: the declaration.
+        meaning: that of the class's docstring, "" for none; shown where the call has none.
+        is_ours: whether the class is of this package.
     """
-    default = statement.value
+    default = statement.value  # an expression; an `ast.Constant` stands for a value
     if isinstance(default, ast.Call):
         function = ast.unparse(default.func)
         positional = default.args
         by_name = {keyword.arg: keyword.value for keyword in default.keywords}
         if function == "of_the_row":
-            meaning = parameter(*(argument.value for argument in positional)).meaning
+            name_and_family = [argument.value for argument in positional]
+            meaning = parameter(*name_and_family).meaning
             default = ast.Constant(OF_THE_ROW)
         elif function == "setting":
             meaning = positional[0].value

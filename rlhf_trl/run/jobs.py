@@ -111,8 +111,8 @@ class _Jobs:
 def do_all(jobs: Sequence[Job], side_by_side: int = 1, accelerate: str | None = None) -> None:
     """Do the jobs that are not done, `side_by_side` at once; those that were stopped go on.
 
-    A signal (SIGTERM, Ctrl-C, SIGHUP, SIGUSR1) is passed on to the runs, which save and end. Should
-    this process be killed, they do the same.
+    A signal (SIGTERM, Ctrl-C, SIGHUP, SIGUSR1) is passed on to the runs, which save and end. If
+    this process is killed, the runs do the same. If a run fails, no other job is started.
 
     Args:
         jobs: in an order in which a job stands after those that it reads.
@@ -121,8 +121,8 @@ def do_all(jobs: Sequence[Job], side_by_side: int = 1, accelerate: str | None = 
             one thread.
 
     Raises:
-        InputError: a run failed, or a folder holds one that was asked for otherwise.
-        Stopped: by a signal.
+        InputError: a run failed, or a folder holds a run with other settings.
+        Stopped: a signal came.
     """
     if side_by_side < 1:
         raise InputError(f"--jobs is {side_by_side}; write 1 or more.")
@@ -134,7 +134,7 @@ def do_all(jobs: Sequence[Job], side_by_side: int = 1, accelerate: str | None = 
         while state.running or (state.waiting and state.may_start):
             while state.may_start and len(state.running) < side_by_side:
                 job = state.ready()
-                if job is None:
+                if job is None:  # all that wait read a run that is not done yet
                     break
                 state.waiting.remove(job)
                 state.running.append(_start(job, accelerate))
@@ -149,8 +149,8 @@ def do_all(jobs: Sequence[Job], side_by_side: int = 1, accelerate: str | None = 
         raise Stopped(128 + state.signal)  # the exit status that shells give to it
     if state.failure:
         raise state.failure
-    for job in jobs:  # refuses results of a config that was edited while the others ran
-        is_done(job)
+    for job in jobs:
+        is_done(job)  # called for its error: a config may have been edited while the jobs ran
 
 
 @contextmanager
@@ -197,9 +197,9 @@ def request(job: Job) -> dict[str, Any]:
 
 
 def is_done(job: Job) -> bool:
-    """Tell whether a run is finished; refuse one that was asked for otherwise.
+    """Tell whether a run is finished; refuse a folder that holds a run with other settings.
 
-    One that was stopped before its first checkpoint has nothing to lose, and begins again.
+    A run that was stopped before its first checkpoint has nothing to lose, and begins again.
     """
     folder = job.folder
     for place in (folder, *folder.parents):
@@ -223,8 +223,8 @@ def _start(job: Job, accelerate: str | None) -> _Running:
     """Start a run in a process group of its own, or go on with it from its newest checkpoint."""
     job.folder.mkdir(parents=True, exist_ok=True)
     write_json(job.folder / ASKED, request(job))
-    own = ["--output_dir", str(job.folder), "--disable_tqdm", "true"]
-    own += ["--resume_from_checkpoint", "auto"]  # where it has none, this is a start
+    options = ["--output_dir", str(job.folder), "--disable_tqdm", "true"]
+    options += ["--resume_from_checkpoint", "auto"]  # without a checkpoint, the run begins anew
     config = accelerate or str(home() / "configs" / "accelerate" / "cpu.yaml")
     command = [
         sys.executable,
@@ -234,8 +234,8 @@ def _start(job: Job, accelerate: str | None) -> _Running:
         "--config_file",
         config,
         str(home() / job.recipe),
-        *join_options(job.words, own),
-        "--traceback",  # which `_failure_of` shows where it is asked for
+        *join_options(job.words, options),
+        "--traceback",  # so that `_failure_of` has it to show
     ]
     one_thread = {} if accelerate else {"OMP_NUM_THREADS": "1"}
     with (job.folder / PRINTED).open("ab") as printed:

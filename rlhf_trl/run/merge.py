@@ -33,13 +33,15 @@ def merge(word: str, output: str | None = None) -> tuple[Path, float]:
         model = load_language_model(str(source), dtype="float32").eval()
     torch.manual_seed(0)
     vocabulary = len(model.get_input_embeddings().weight)
-    ids = torch.randint(vocabulary, (8, 32))  # 8 texts of 32 tokens, whichever
-    apart = model(input_ids=ids).logits  # of base and adapter, before they are merged
-    tied = _untie(model.get_base_model())
+    ids = torch.randint(vocabulary, (8, 32))  # 8 texts of 32 tokens: any do for a comparison
+    logits_before = model(input_ids=ids).logits
+    # an adapter of the embeddings on one side must not change those of the other side
+    was_tied = _untie(model.get_base_model())
     merged = model.merge_and_unload(safe_merge=True)  # refuses weights that are no numbers
-    if tied:
+    if was_tied:
         _tie_if_equal(merged)
-    gap = float((merged(input_ids=ids).logits - apart).abs().max() / apart.abs().max())
+    largest_change = (merged(input_ids=ids).logits - logits_before).abs().max()
+    gap = float(largest_change / logits_before.abs().max())
     if not gap <= TOLERANCE:  # also true of NaN
         raise InputError(
             f"{word}: merged, its logits differ by {gap:.1e} of the largest, more than "

@@ -81,12 +81,16 @@ def with_checkpoints(words: Sequence[str]) -> list[str]:
 
 
 def named(word: str, reward_model: bool = False) -> Named:
-    """Return what is named: a folder of a run, checkpoint, model or adapter; a hub name; `tiny`.
+    """Return the model that a word names.
 
-    With `reward_model`, a reward model is accepted, too.
+    Args:
+        word: the folder of a run, checkpoint, model or adapter; a hub name OWNER/NAME; or the word
+            for the embedded model, or for one that is not trained.
+        reward_model: whether a reward model is accepted, too.
 
     Raises:
-        InputError: it is none of these, holds no whole model, or is a reward model and must not be.
+        InputError: the word names nothing, the folder holds no whole model, or it holds a reward
+            model, which is not accepted.
     """
     if word in (EMBEDDED, UNTRAINED):
         return Named(word, word)
@@ -94,8 +98,9 @@ def named(word: str, reward_model: bool = False) -> Named:
     if folder.is_file():
         raise InputError(f"{word} is a file; name the folder of a run or of a model.")
     if not folder.is_dir():
-        # OWNER/NAME on the hub; but where there is a folder OWNER, a path that is misspelled
-        if word.count("/") == 1 and word[0] not in "./~" and not folder.parent.is_dir():
+        # OWNER/NAME, but if there is a folder OWNER, the word is a misspelled path
+        is_hub_name = word.count("/") == 1 and word[0] not in "./~" and not folder.parent.is_dir()
+        if is_hub_name:
             return Named(word, word)
         raise InputError(
             f"there is no folder {word}; name a run, a checkpoint, another model's folder or hub "

@@ -20,7 +20,7 @@ from rlhf_trl.run import train
 from rlhf_trl.run.config import Loaded
 
 
-@train.names_the_key
+@train.names_the_key  # in an error that TRL raises
 def train_policy(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     """Do what every policy-gradient recipe does: load, train, evaluate, save, report."""
     from rlhf_trl.rewards.calls import watched
@@ -32,8 +32,8 @@ def train_policy(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
         check_generation_kwargs(loaded)
     train.begin(loaded, loaded.row.label, on_policy_note(loaded))
     check_reward_model(own)
-    # the columns of right answers are read as texts, whatever types the file gives them
-    data = train.read(args, load_prompts, own.dataset, answer_columns(own))
+    texts = answer_columns(own)  # columns of right answers, read as texts whatever their types are
+    data = train.read(args, load_prompts, own.dataset, texts)
     if isinstance(own.dataset, FileData):
         from rlhf_trl.data.columns import check_unread
 
@@ -54,22 +54,22 @@ def train_policy(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
 
 
 def on_policy_note(loaded: Loaded[Any, Any]) -> str | None:
-    """Say what of an algorithm does nothing in a run whose ratios never leave 1; None: all acts.
+    """Say which parts of an algorithm do nothing as every ratio is 1; None: there are none.
 
-    Every ratio is 1 where each generation is used up within one accumulation step: TRL then takes
-    the log-probabilities of the update itself for the old ones.
+    Every ratio is 1 if each generation is used up within one accumulation step: TRL then takes the
+    log-probabilities of the update itself for the old ones. The sentence ends as in "cispo differs
+    from grpo in aggregation only, not in surrogate and epsilon_high; num_iterations 2 brings ...".
     """
     args = loaded.trl
     if loaded.row is None or not hasattr(args, "steps_per_generation"):
         return None
-    # the batches that a generation is learned from, which one accumulation step must hold whole
-    batches = args.steps_per_generation * args.num_iterations
-    if args.gradient_accumulation_steps % batches:
+    batches_of_generation = args.steps_per_generation * args.num_iterations
+    if args.gradient_accumulation_steps % batches_of_generation:
         return None  # the weights change while a generation is in use
     name = loaded.row.algorithm
-    # the row that differs from it least; TRL's settings without an algorithm have no name
+    # the row that differs least, and how; TRL's settings without an algorithm have no name
     nearest = nearest_row(name, loaded.row.formulation) if name else None
-    if nearest is None or not nearest.inactive_at_ratio_1:  # all that tells the two apart acts
+    if nearest is None or not nearest.inactive_at_ratio_1:
         return None
     reason = "one update per generation: every ratio is 1, so"
     if nearest.same_at_ratio_1:
@@ -83,24 +83,27 @@ def on_policy_note(loaded: Loaded[Any, Any]) -> str | None:
 
 
 def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -> list[Any]:
-    """Return all reward functions that a config names, each with a name and weight of its own."""
+    """Return the reward functions and the reward model that a config names, as functions.
+
+    Each has a name and a weight of its own. `own` is the recipe's fields, `args` TRL's config.
+    """
     if not hasattr(own, "reward_funcs"):  # a recipe that learns from data, not from rewards
         return []
     rewards = []
     if own.reward_funcs or not own.reward_model:  # without either, `load_rewards` raises
-        judge = own.llm_judge, args.output_dir
+        judge = own.llm_judge, args.output_dir  # its settings, and the run's folder
         rewards += load_rewards(own.reward_funcs, data.tasks, data.train.column_names, judge)
         check_right_answers(own.reward_funcs, data.train, data.held_out)
-        if not own.reward_model:  # it rewards every row
+        if not own.reward_model:  # a reward model would reward every row
             check_all_rewarded(own.reward_funcs, data.train)
     if own.reward_model:
         from rlhf_trl.rewards.from_model import load_reward_model
         from rlhf_trl.run.folders import model_folder
 
         path = model_folder("reward_model", own.reward_model)
-        how = own.reward_aggregate, own.reward_model_strips_think
         quantization = getattr(own, "reward_quantization", None)
-        reward = load_reward_model(path, tokenizer, args, *how, quantization)
+        strip = own.reward_model_strips_think
+        reward = load_reward_model(path, tokenizer, args, own.reward_aggregate, strip, quantization)
         rewards.append(reward)
     _check_names([function.__name__ for function in rewards])
     weights = getattr(args, "reward_weights", None)  # rejection sampling has none

@@ -12,16 +12,20 @@ from rlhf_trl.run import train
 
 @train.names_the_key
 def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -> None:
-    """Do what every direct-alignment recipe does; `unpaired` ones take labeled examples, too."""
+    """Do what every direct-alignment recipe does: load, train, evaluate, save, report.
+
+    `unpaired` is true of KTO, which takes labeled examples, too.
+    """
     train.begin(loaded, loaded.row.label)
     data, tokenizer = prepare_preferences(loaded.own, loaded.trl, loaded.model, unpaired)
     train.check_template(data, tokenizer, loaded.trl, loaded.own.dataset)
     trainer = train.build(loaded, trainer_class, data, tokenizer)
     rule = f"max_length {trainer.args.max_length}, overlong: {trainer.args.overlong}"
-    # what the trainer has done to rows that do not fit: by side, how many for which reason
+    # by side, how many rows the trainer has cut or dropped, by reason: {"train": {"cut": 3}}
     for side, counts in trainer.fitted.items():
         if not trainer.is_world_process_zero():
             continue
+        # "left over" has a sentence of its own below
         changed = {reason: n for reason, n in counts.items() if n and reason != "left over"}
         if changed:
             reasons = ", ".join(f"{count} {reason}" for reason, count in changed.items())
@@ -50,9 +54,9 @@ def prepare_preferences(
 
         score = scorer_of_pairs(own.dataset, load_tokenizer(model, args), args)
     margin = False  # that column is for reward models
-    options = (own.max_samples, unpaired, sample, margin, score)
+    options = (own.max_samples, unpaired, sample, margin, score)  # as `load_preferences` takes them
     data = train.read(args, load_preferences, own.dataset, *options)
-    tokenizer = load_tokenizer(model, args, data.conversational)
+    tokenizer = load_tokenizer(model, args, data.conversational)  # checks its template for messages
     if data.tasks is not None:
         check_prompts(data.tasks.held_out, tokenizer, model, args)
     return data, tokenizer

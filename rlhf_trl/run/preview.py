@@ -61,7 +61,7 @@ def preview(config: str, words: Sequence[str] = ()) -> dict[str, Any]:
     if stage.name == "kto" and "chosen" in data.train.column_names:
         data.train, note = unpair_preference_dataset(data.train), UNPAIRED
         data.held_out = data.held_out and unpair_preference_dataset(data.held_out)
-    measure, limit = _measure(stage, loaded, data)
+    measure, limit = _measure(stage, loaded, data)  # a function of a row, and a sentence
     turns = getattr(loaded.own.dataset, "turns", "last")  # only the block of SFT can ask for "all"
     sides: dict[str, Any] = {}
     for side, rows in (("train", data.train), ("held_out", data.held_out)):
@@ -116,10 +116,14 @@ def _cells(side: dict[str, Any]) -> dict[str, str]:
 
 
 def _examples(stage: Stage, loaded: Loaded) -> tuple[Examples, str | None]:
-    """Return the examples of a run, or its prompts where answers would be sampled, and a note."""
+    """Return the examples of a run, and a note; of answers to be sampled, the prompts alone.
+
+    Candidates, which a reward model's evaluation samples, are not shown, and so not asked for.
+    """
     own = loaded.own
 
     def sample(*_: Any) -> Any:
+        """Stand for the function that would sample answers."""
         raise _NeedsAnswers
 
     try:
@@ -131,15 +135,14 @@ def _examples(stage: Stage, loaded: Loaded) -> tuple[Examples, str | None]:
             return load_preferences(own.dataset, own.max_samples, unpaired, sample), None
         if stage.name == "sft":
             return load_demonstrations(own.dataset, own.demonstrator), None
-        return stage.part("examples")(own), None
+        load_examples = stage.part("examples")  # of a stage that answers prompts
+        return load_examples(own), None
     except _NeedsAnswers:
         data = load_prompts(own.dataset)
         data.train = data.train.select(range(len(data.train))[: own.max_samples])
         name = getattr(own.dataset, "sampled_from", None) or loaded.model.model_name_or_path
-        return (
-            data,
-            f"the answers are sampled from {name} when the run begins; here are the prompts",
-        )
+        note = f"the answers are sampled from {name} when the run begins; here are the prompts"
+        return data, note
 
 
 def _without_candidates(own: Any) -> Any:
@@ -160,19 +163,20 @@ def _measure(stage: Stage, loaded: Loaded, data: Examples) -> tuple[Measure, str
     has_answers = {"chosen", "completion", "completions", "ranked"} & {*data.train.column_names}
     answers_prompts = stage.examples is not None and stage.part("examples") is prompts
     if answers_prompts or not has_answers:
-        return _of_prompts(loaded, data)
+        return _measure_prompts(loaded, data)
     longest = f"max_length {args.max_length}"
     if stage.makes == "reward_model":
         tokenizer = load_tokenizer(loaded.model, args, data.conversational)
-        return _of_judged(loaded, tokenizer), f"{longest}: longer rows are dropped"
+        return _measure_judged(loaded, tokenizer), f"{longest}: longer rows are dropped"
     if stage.name == "sft":
         _, tokenizer = load_tokenizers(loaded, data)
-        return _of_demonstrations(loaded, tokenizer), f"{longest}, {args.truncation_mode}"
+        return _measure_demonstrations(loaded, tokenizer), f"{longest}, {args.truncation_mode}"
     tokenizer = load_tokenizer(loaded.model, args, data.conversational)
-    return _of_preferences(args, tokenizer), f"{longest}, overlong: {args.overlong or 'as TRL'}"
+    limit = f"{longest}, overlong: {args.overlong or 'as TRL'}"
+    return _measure_preferences(args, tokenizer), limit
 
 
-def _of_prompts(loaded: Loaded, data: Examples) -> tuple[Measure, str]:
+def _measure_prompts(loaded: Loaded, data: Examples) -> tuple[Measure, str]:
     """Measure prompts, which must leave room for an answer in the model's context."""
     args = loaded.trl
     tokenizer = load_tokenizer(loaded.model, args, data.conversational)
@@ -193,7 +197,7 @@ def _of_prompts(loaded: Loaded, data: Examples) -> tuple[Measure, str]:
     return measure, f"answers of at most {answer} tokens in a context of {context or 'any length'}"
 
 
-def _of_preferences(args: Any, tokenizer: Any) -> Measure:
+def _measure_preferences(args: Any, tokenizer: Any) -> Measure:
     """Measure pairs and labeled answers, which the rule `overlong` cuts or drops."""
 
     def measure(row: Row) -> Measured:
@@ -214,7 +218,7 @@ def _of_preferences(args: Any, tokenizer: Any) -> Measure:
     return measure
 
 
-def _of_demonstrations(loaded: Loaded, tokenizer: Any) -> Measure:
+def _measure_demonstrations(loaded: Loaded, tokenizer: Any) -> Measure:
     """Measure demonstrations, which `max_length` cuts, or drops where no answer is left."""
 
     def measure(row: Row) -> Measured:
@@ -228,31 +232,39 @@ def _of_demonstrations(loaded: Loaded, tokenizer: Any) -> Measure:
     return measure
 
 
-def _of_judged(loaded: Loaded, tokenizer: Any) -> Measure:
-    """Measure what a reward model reads; a row whose longest text is over `max_length` is lost."""
+def _measure_judged(loaded: Loaded, tokenizer: Any) -> Measure:
+    """Measure what a reward model reads; a row whose longest text is over `max_length` is dropped.
+
+    A row has the steps of one answer (`completions`), a list of answers (`ranked`), or an answer on
+    each side (`chosen` and `rejected`, or `completion`).
+    """
     own, args = loaded.own, loaded.trl
-    steps = ()
+    step_options = ()
     if own.algorithm == "prm":
-        steps = (own.dataset.step_separator, own.dataset.step_split)
-    reader = Reader(own.algorithm, own.formulation, *steps)
+        step_options = (own.dataset.step_separator, own.dataset.step_split)
+    reader = Reader(own.algorithm, own.formulation, *step_options)
+
+    def texts_by_column(row: Row) -> dict[str, list[Any]]:
+        """Return the texts that the reward model reads, each a prompt and an answer as tokens."""
+        prompt, finished = row["prompt"], row.get("finished", True)
+        if "completions" in row:
+            return {"completions": [reader.encode_steps(tokenizer, prompt, row["completions"])]}
+        answers_by_column = {side: [row[side]] for side in SIDES if side in row}
+        if not answers_by_column:
+            answers_by_column = {"ranked": row["ranked"]}
+        return {
+            column: [reader.encode(tokenizer, prompt, answer, finished) for answer in answers]
+            for column, answers in answers_by_column.items()
+        }
 
     def measure(row: Row) -> Measured:
-        prompt = len(prompt_ids(tokenizer, row["prompt"]))
-        finished = row.get("finished", True)
-        if "completions" in row:  # the steps of a trace
-            texts = {
-                "completions": [reader.encode_steps(tokenizer, row["prompt"], row["completions"])]
-            }
-        else:
-            answers = {side: [row[side]] for side in SIDES if side in row}
-            answers = answers or {"ranked": row["ranked"]}
-            texts = {
-                name: [reader.encode(tokenizer, row["prompt"], one, finished) for one in several]
-                for name, several in answers.items()
-            }
-        longest = {name: max(len(text.ids) for text in of_one) for name, of_one in texts.items()}
+        longest = {
+            column: max(len(text.ids) for text in texts)
+            for column, texts in texts_by_column(row).items()
+        }
+        prompt_length = len(prompt_ids(tokenizer, row["prompt"]))
+        answer_lengths = {column: length - prompt_length for column, length in longest.items()}
         is_long = args.max_length is not None and max(longest.values()) > args.max_length
-        completions = {name: count - prompt for name, count in longest.items()}
-        return Measured(prompt, completions, DROPPED if is_long else WHOLE)
+        return Measured(prompt_length, answer_lengths, fate=DROPPED if is_long else WHOLE)
 
     return measure

@@ -25,8 +25,8 @@ CURVES = ("eval_exact_match", "eval_best_of_n")  # a run has one of them
 CONDITIONS = ("questions", "questions_fingerprint", "seen", "seen_kind")
 # what decides which questions of the gym are held out
 DRAWN_BY = {"specs": None, "eval_size": GymData.eval_size, "eval_seed": GymData.eval_seed}
-LAST = 10  # logged steps that the final training metrics are averaged over
-# Columns of the table, here and below: their headings, and the keys of what `_read` returns.
+LAST_STEPS = 10  # logged steps that the final training metrics are averaged over
+# Columns of the table, here and below: their headings, and the keys of what `_result_of` returns.
 ANSWERS = {"exact match": "eval_exact_match", "sampled": "eval_sampled_exact_match"}
 START = {"start": "start"}  # exact match, or best of n, before training
 COST = {"CPU s": "train_cpu_seconds"}
@@ -42,10 +42,10 @@ MEANINGS = {
     "exact match": "exact match: share of right greedy answers to held-out questions",
     "sampled": "sampled: the same of sampled answers",
     "start": "start: exact match before training (reward models: best of n)",
-    "reward": f"reward: mean of the training completions, last {LAST} logged steps",
+    "reward": f"reward: mean of the training completions, last {LAST_STEPS} logged steps",
     "clipped": "clipped: share of ratios outside the clip range, all of training",
-    "KL": f"KL: estimate to the reference policy in training, last {LAST} logged steps",
-    "entropy": f"entropy: nats per token in training, last {LAST} logged steps",
+    "KL": f"KL: estimate to the reference policy in training, last {LAST_STEPS} logged steps",
+    "entropy": f"entropy: nats per token in training, last {LAST_STEPS} logged steps",
     "seen": "seen: what training learned from",
 }
 PREFERENCES = {
@@ -98,7 +98,7 @@ def race(
     _check_before(to_do)
     do_all(to_do, jobs)
     results = {
-        name: [_read(folder / name / f"seed-{seed}") for seed in range(seeds)]
+        name: [_result_of(folder / name / f"seed-{seed}") for seed in range(seeds)]
         for name in algorithms
     }
     _check_questions(results)
@@ -112,7 +112,12 @@ def race(
 def _command(name: str, config: str | None, seed: int, iterations: int) -> tuple[str, list[str]]:
     """Return the recipe that trains an algorithm with a seed, and its options.
 
-    Arguments as in `race`; `name` is that of a row, or of another config in configs/tiny.
+    Args:
+        name: of a row of the table of algorithms, or of another config in configs/tiny.
+        config: the config for all algorithms; None: each has its own in configs/tiny.
+        seed: of the training.
+        iterations: num_iterations of the policy gradients. 1 is TRL's default, and is written only
+            over a number that the config has, as that of gspo.yaml.
     """
     path = config or str(home() / "configs" / "tiny" / f"{name}.yaml")
     if config or not Path(path).is_file():  # then `name` has to be that of a row
@@ -120,15 +125,15 @@ def _command(name: str, config: str | None, seed: int, iterations: int) -> tuple
     if not Path(path).is_file():
         raise InputError(f"{name}: {path} is not a file; name a config with --config.")
     values = read_config(path)
-    row = name if config else values.get("algorithm")
+    algorithm_name = name if config else values.get("algorithm")  # None: a recipe without rows
     words = ["--config", path]
-    if row:
-        words += ["--algorithm", row]
+    if algorithm_name:
+        words += ["--algorithm", algorithm_name]
     words += ["--seed", str(seed)]
-    # a config may have a number of its own, as gspo.yaml has
-    if row in names("policy_gradient") and (iterations > 1 or "num_iterations" in values):
+    is_policy_gradient = algorithm_name in names("policy_gradient")
+    if is_policy_gradient and (iterations > 1 or "num_iterations" in values):
         words += ["--num_iterations", str(iterations)]
-    return stage_of_config({**values, "algorithm": row}, path).script, words
+    return stage_of_config({**values, "algorithm": algorithm_name}, path).script, words
 
 
 def _check_before(jobs: list[Job]) -> None:
@@ -137,22 +142,23 @@ def _check_before(jobs: list[Job]) -> None:
     Data from files are not checked here: which rows they hold out is known only when a run has
     read them (see `_check_questions`).
     """
-    held_out: dict[str, dict[str, Any]] = {}  # by algorithm, which is the kind of its jobs
+    settings_by_algorithm: dict[str, dict[str, Any]] = {}  # those that draw the held-out questions
     for job in jobs:
         block = read_options(job.words).get("dataset")
         if isinstance(block, dict) and block.get("source", GymData.source) == GymData.source:
-            drawn_by = {key: block.get(key, default) for key, default in DRAWN_BY.items()}
-            held_out[job.kind] = drawn_by
-    first = next(iter(held_out), None)
-    for name, drawn_by in held_out.items():
-        for key, value in drawn_by.items():
-            other = held_out[first][key]
-            if value != other:
+            settings = {key: block.get(key, default) for key, default in DRAWN_BY.items()}
+            settings_by_algorithm[job.kind] = settings  # a job's kind is its algorithm
+    first = next(iter(settings_by_algorithm), None)
+    for name, settings in settings_by_algorithm.items():
+        for key, value in settings.items():
+            value_of_first = settings_by_algorithm[first][key]
+            if value != value_of_first:
                 remedy = "race them apart"
-                if isinstance(other, int):  # specs, a list of mappings, are no word of an option
-                    remedy = f"add --dataset.{key} {other}, or {remedy}"
+                if isinstance(value_of_first, int):  # specs, a list, cannot be written as an option
+                    remedy = f"add --dataset.{key} {value_of_first}, or {remedy}"
                 raise InputError(
-                    f"dataset.{key} is {show(other)} for {first} and {show(value)} for {name}; "
+                    f"dataset.{key} is {show(value_of_first)} for {first} and {show(value)} for "
+                    f"{name}; "
                     f"runs that are tested on different questions cannot be ranked, so {remedy}."
                 )
 
@@ -174,8 +180,15 @@ def _check_questions(results: dict[str, list[dict[str, Any]]]) -> None:
             )
 
 
-def _read(folder: Path) -> dict[str, Any]:
-    """Return what the table shows of a finished run, and its `curve` of (step, metric)."""
+def _result_of(folder: Path) -> dict[str, Any]:
+    """Return what the table and the figure show of a finished run.
+
+    Returns:
+        By key: the metrics of the last evaluation, which begin with eval_ (`after` in
+        summary.json); the averages of training (values of `TRAINING`) and train_cpu_seconds;
+        `start`, the first metric of `CURVES` before training; the `CONDITIONS`; and `curve`, a list
+        of [step, metric of CURVES].
+    """
     summary = json.loads((folder / "summary.json").read_text())
     if lacking := [key for key in CONDITIONS if key not in summary]:
         raise InputError(
@@ -183,27 +196,28 @@ def _read(folder: Path) -> dict[str, Any]:
             "move that folder away to train it again."
         )
     log = json.loads((folder / "log.json").read_text())
-    # later steps are no part of the model that is kept
-    trained = [entry for entry in log if entry["step"] <= summary["model_step"]]
-    for entry in trained:  # CISPO's share of clipped weights has another name in TRL's logs
+    # the model that is kept may be that of an earlier step than the last
+    up_to_model = [entry for entry in log if entry["step"] <= summary["model_step"]]
+    for entry in up_to_model:  # CISPO's share of clipped weights has another name in TRL's logs
         entry["clipped"] = entry.get("clip_ratio/region_mean", entry.get("cispo_clip_ratio"))
-    final = {}  # what is returned
+    result = {}
     for key in TRAINING.values():
         # not every step logs every key: rewards belong to generations, clipping to updates
-        values = [entry[key] for entry in trained if entry.get(key) is not None]
+        values = [entry[key] for entry in up_to_model if entry.get(key) is not None]
         if values:
             # the clipped share shrinks with the learning rate, so it is taken over the whole run
-            final[key] = statistics.fmean(values if key == "clipped" else values[-LAST:])
-    final |= {**summary["after"], "train_cpu_seconds": summary["train_cpu_seconds"]}
-    final |= {key: summary[key] for key in CONDITIONS}
-    for key in CURVES:
-        if key in summary["before"]:
-            final.setdefault("start", summary["before"][key])
+            averaged = values if key == "clipped" else values[-LAST_STEPS:]
+            result[key] = statistics.fmean(averaged)
+    result |= {**summary["after"], "train_cpu_seconds": summary["train_cpu_seconds"]}
+    result |= {key: summary[key] for key in CONDITIONS}
+    metrics_before = [summary["before"][key] for key in CURVES if key in summary["before"]]
+    if metrics_before:
+        result.setdefault("start", metrics_before[0])
     # over all steps, also those after the one whose model is kept
-    final["curve"] = [
+    result["curve"] = [
         [entry["step"], entry[key]] for entry in log for key in CURVES if key in entry
     ]
-    return final
+    return result
 
 
 def table(results: dict[str, list[dict[str, Any]]]) -> list[Line]:
@@ -213,9 +227,10 @@ def table(results: dict[str, list[dict[str, Any]]]) -> list[Line]:
     what an algorithm has learned from.
 
     Args:
-        results: by algorithm what `_read` returns of each run, one for each seed.
+        results: by algorithm what `_result_of` returns of each run, one for each seed.
     """
     known = {key for runs in results.values() for run in runs for key in run}
+    # by heading, the key of what the cell shows
     if "eval_rewards/margins" in known:  # direct alignment
         columns = ANSWERS | PREFERENCES
     elif "eval_exact_match" in known:  # policy gradients
@@ -236,7 +251,7 @@ def table(results: dict[str, list[dict[str, Any]]]) -> list[Line]:
         line = {"algorithm": name}
         for heading, key in (columns | START).items():
             line[heading] = cell(runs, key)
-        line["questions"] = str(runs[0]["questions"])
+        line["questions"] = str(runs[0]["questions"])  # `race` has seen to it that all are the same
         line["seen"] = f"{statistics.fmean(run['seen'] for run in runs):.0f} {runs[0]['seen_kind']}"
         for heading, key in COST.items():
             line[heading] = cell(runs, key)
@@ -253,8 +268,8 @@ def legend(lines: list[Line], iterations: int = 1, extra: list[str] | None = Non
     sentences = [meaning for name, meaning in MEANINGS.items() if name in shown]
     overruled = any(word.partition("=")[0] == "--num_iterations" for word in extra or [])
     if not overruled and any(line["algorithm"] in names("policy_gradient") for line in lines):
-        other = "1 with --on_policy" if iterations > 1 else "2 without --on_policy"
-        sentences.append(f"num_iterations is {iterations} ({other})")
+        alternative = "1 with --on_policy" if iterations > 1 else "2 without --on_policy"
+        sentences.append(f"num_iterations is {iterations} ({alternative})")
     return "; ".join(sentences)
 
 

@@ -16,9 +16,12 @@ def read_fields(
 ) -> dict[str, Any]:
     """Return the checked values of a YAML file whose keys belong to any of several dataclasses.
 
-    The first of the `classes` that has a field decides its type; keys to `ignore` may hold
-    anything. `words` says, by key, what to read in place of true and false where the key's type has
-    no booleans.
+    Args:
+        path: the file.
+        classes: the dataclasses; the first that has a field decides its type.
+        ignore: keys that may hold anything.
+        words: by key, what to read in place of a boolean where the key's type has none, such as
+            {"mode": {True: "on", False: "off"}}.
     """
     config = CheckedConfig(path)
     values = config.values
@@ -30,6 +33,6 @@ def read_fields(
     known: Known = {}
     for cls in reversed(classes):  # so that the first class with a field comes last, and decides
         known = {**known, **fields_of(cls)}
-    config.refuse_unknown(values, known, ())
-    # only the fields that are there: of those that are not, none may be refused as missing
+    config.refuse_unknown(values, known, path=())
+    # check only the fields that the file has, so that no other is refused as missing
     return config.check_block(values, {key: known[key] for key in values}, ())

@@ -41,7 +41,7 @@ from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.policy_gradients import check_reward_model
 from rlhf_trl.run.resuming import RESUMING
-from rlhf_trl.run.supervised import fix, print_counts
+from rlhf_trl.run.supervised import fix_fields, print_counts
 
 NAME = "rejection sampling"
 TEMPLATE_COLUMNS = ("chat_template_kwargs", "tools")  # of the data; the chat template reads them
@@ -61,9 +61,11 @@ class Rollouts:
     def selection_metrics(self, pairs: Pairs) -> dict[str, Any]:
         """Return the numbers of a selection, given as pairs of a prompt's and its answer's place.
 
-        Prompts are decidable that have right and wrong answers: there, a selection can be better
-        than chance, whose rate is the share of right answers. The rates and coverages at the end
-        are of the scores over all answers, whichever were selected.
+        The rates and coverages at the end are about the scores of all answers, not about the
+        selection. A prompt is decidable if it has right and wrong answers, so that a choice by
+        scores can be better than chance. The hit rate is how often the best scored answer to a
+        decidable prompt is right, the random rate how often one drawn at random is. The coverages
+        map n to the share of prompts with a right answer among their n best scored.
         """
         numbers: dict[str, Any] = {
             "answers": sum(map(len, self.answers)),
@@ -80,7 +82,7 @@ class Rollouts:
         numbers["share_right"] = sum(labels) / len(labels)
         numbers["selected_right"] = sum(self.labels[m][n] for m, n in pairs) / len(pairs)
         numbers["decidable"] = len(decidable) / len(self.labels)
-        if decidable:
+        if decidable:  # `top1_accuracy` is a mean over decidable prompts
             numbers["decidable_hit_rate"] = ranking_metrics(scores, labels, groups)["top1_accuracy"]
             numbers["decidable_random_rate"] = sum(decidable) / len(decidable)
         numbers["coverage"] = coverage(scores, labels, groups)
@@ -104,7 +106,8 @@ def train_on_selected(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     go elsewhere. All rounds but the last are runs in `round-N`, whose model the next starts from.
     """
     own, args = loaded.own, loaded.trl
-    fix(loaded, FIXED, f"{NAME}, which trains answers as they were sampled, and nothing else")
+    by = f"{NAME}, which trains answers as they were sampled, and nothing else"
+    fix_fields(loaded, FIXED, by)
     if own.rounds > 1 and loaded.model.use_peft:
         raise InputError(
             "rounds: each round but the first would start from an adapter, which use_peft cannot "
@@ -174,7 +177,7 @@ def _train(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any, trainer_cla
 
     own, args = loaded.own, loaded.trl
     rollouts, correctness = roll_out(loaded, data, tokenizer)
-    pairs = _select(loaded, rollouts)  # the places of selected answers: prompt, and answer to it
+    pairs = _select(loaded, rollouts)  # (number of the prompt, number of the answer to it)
     metrics = rollouts.selection_metrics(pairs)
     if args.process_index == 0:
         shown = [f"{key} {n:.4g}" for key, n in metrics.items() if not isinstance(n, dict)]
@@ -185,15 +188,15 @@ def _train(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any, trainer_cla
     trainer = train.build(
         loaded, trainer_class, data, tokenizer, train_dataset=dataset, eval_dataset=eval_dataset
     )
-    print_counts(trainer)
+    print_counts(trainer)  # of the answers that max_length leaves out or cuts
     trainer.max_completion_length = own.max_completion_length
     if data.tasks is None and data.held_out is not None:  # `train.run` does it for the gym's tasks
         trainer.held_out = data.held_out.to_list()
         trainer.scores = {} if correctness is None else {correctness.__name__: correctness}
-    # with the selected answers as its rows: their checksum lets `run` refuse to resume with others
-    trained = replace(data, train=dataset)
+    # `run` keeps a checksum of the rows, and so refuses to resume with other answers
+    selected_data = replace(data, train=dataset)
     report = partial(_report, rollouts=rollouts, metrics=metrics)
-    train.run(trainer, loaded, trained, NAME, write_more=report, prompts=data.train)
+    train.run(trainer, loaded, selected_data, NAME, write_more=report, prompts=data.train)
 
 
 def _select(loaded: Loaded[Any, Any], rollouts: Rollouts) -> Pairs:
@@ -220,13 +223,14 @@ def _example(rollouts: Rollouts, tokenizer: Any, pair: tuple[int, int]) -> dict[
 
 
 def roll_out(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any) -> tuple[Rollouts, Any]:
-    """Return the scored answers to the training prompts, and what `correctness_of` returns.
+    """Return the scored answers to the training prompts, and the function that finds right answers.
 
-    Answers and rewards are kept in files whose names hash all they depend on, so that a run which
-    only selects otherwise finds them.
+    The function is that of `correctness_of`, which may be None. Answers and rewards are kept in
+    files whose names hash all that they depend on, so that a later run with another selection, but
+    the same sampling, takes them from there.
     """
     own, args, model = loaded.own, loaded.trl, loaded.model
-    functions = _checked_functions(own, data, args.output_dir)
+    functions = _reward_functions(own, data, args.output_dir)
     rows, count = data.train, own.num_generations
     sampling = Sampling(own.temperature, own.top_p, own.top_k, own.min_p)
 
@@ -238,12 +242,19 @@ def roll_out(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any) -> tuple[
         return lines
 
     def sample() -> list[Any]:
+        """Return the answers to each row, as `Completion`s."""
         # dealt: the processes share the rows, as `in_batches` does below
         return sample_completions(model, args, rows, count, args.seed, sampling, dealt=True)
 
+    answers_path = _answers_path(loaded, rows, sampling)
+    answers = []
+    for line in kept_lines(answers_path, sample):  # from JSON, a completion is a list of its fields
+        answers.append([Completion(*fields) for fields in line])
+
     def score() -> list[Any]:
+        """Return the rewards of the answers to each row."""
         all_functions = [*functions]
-        if own.reward_model:  # loaded only here, where no file has its rewards
+        if own.reward_model:  # loaded only if no file has its rewards
             strips_think = own.reward_model_strips_think
             reward = load_reward_model(
                 own.reward_model, tokenizer, args, own.reward_aggregate, strips_think
@@ -251,25 +262,21 @@ def roll_out(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any) -> tuple[
             all_functions.append(reward)
         return in_batches(partial(_rewards, all_functions, answers), args, rows, count)
 
-    answers_path = _answers_path(loaded, rows, sampling)
-    answers = []  # which `score` reads
-    for line in kept_lines(answers_path, sample):
-        answers.append([Completion(*fields) for fields in line])
     rewards_path = _rewards_path(loaded, rows, functions, answers_path)
     rewards = score() if rewards_path is None else kept_lines(rewards_path, score)
     correctness = correctness_of(own, data)
     if correctness is None:
         return Rollouts(rows, answers, rewards, labels=None), None
-    # of no file and quickly done: every process computes all, so that nothing is gathered
+    # not kept in a file, and quickly done: every process computes all, so that nothing is gathered
     right = in_batches(partial(_rewards, [correctness], answers), args, rows, count, dealt=False)
     labels = [[value == 1 for value in row] for row in right]
     return Rollouts(rows, answers, rewards, labels), correctness
 
 
-def _checked_functions(own: Any, data: Examples, folder: str) -> list[Any]:
-    """Return the reward functions of a config, which have read the right answers of all rows.
+def _reward_functions(own: Any, data: Examples, folder: str) -> list[Any]:
+    """Return the reward functions of a config without its reward model, which takes long to load.
 
-    A judge's replies are kept in the `folder`.
+    They have read the right answers of all rows. A judge's replies are kept in the `folder`.
     """
     if own.reward_model and not own.reward_funcs:
         return []
@@ -302,12 +309,13 @@ def correctness_of(own: Any, data: Examples) -> Any:
 def _answers_path(loaded: Loaded[Any, Any], rows: Any, sampling: Sampling) -> Path:
     """Return the file of the answers, whose name hashes all that sampling reads.
 
-    The name that earlier versions gave left some of it out. With `reuse_answers` a file of that
-    name is taken; otherwise a line says that it is there.
+    Earlier versions hashed less. Their file is a fallback: if only that one exists, it is taken
+    with `reuse_answers`, and without it a line says that the file is there.
     """
     own, args, model = loaded.own, loaded.trl, loaded.model
     name = model.model_name_or_path
-    hashed_earlier = {  # the keys are part of the names of files that there are
+    # Rename no key, whatever it is called: the names of users' files are hashes of these keys, too.
+    hashed_earlier = {
         "model": fingerprint(name, model.model_revision, with_base=False),
         "prompts": sha256("".join(map(json.dumps, rows["prompt"])).encode()).hexdigest(),
         "how": [
@@ -319,15 +327,15 @@ def _answers_path(loaded: Loaded[Any, Any], rows: Any, sampling: Sampling) -> Pa
         ],
         "also": [args.per_device_eval_batch_size, own.chat_template_kwargs],
     }
-    template_columns = [name for name in TEMPLATE_COLUMNS if name in rows.column_names]
+    template_columns = [column for column in TEMPLATE_COLUMNS if column in rows.column_names]
     quantization = {
         key: value
         for key, value in vars(model).items()
         if key.startswith(("load_in_", "bnb_", "use_bnb_"))
     }
-    hashed = {  # the same with an adapter's base, and what else sampling reads
+    hashed = {
         **hashed_earlier,
-        "model": fingerprint(name, model.model_revision),
+        "model": fingerprint(name, model.model_revision),  # of an adapter, with its base
         "columns": _rows_hash(rows.select_columns(template_columns)) if template_columns else None,
         "loading": [model.attn_implementation, args.model_init_kwargs],
         "quantization": quantization,
@@ -356,33 +364,39 @@ def _new_or_earlier(path: Path, earlier_path: Path, reuse: bool) -> Path:
 
 
 def _rewards_path(
-    loaded: Loaded[Any, Any], rows: Any, functions: list[Any], sampled: Path
+    loaded: Loaded[Any, Any], rows: Any, functions: list[Any], answers_path: Path
 ) -> Path | None:
     """Return the file of the rewards, whose name hashes all they depend on; None: keep none.
 
-    `sampled` is the file of the answers, beside which it stands. A reward model is hashed by its
-    files, as it is not loaded yet; the `functions` are all others.
+    Args:
+        loaded: the config.
+        rows: the prompts.
+        functions: the reward functions but for the reward model, which is hashed by its files, as
+            it is not loaded yet.
+        answers_path: the file of the answers, beside which that of the rewards stands.
     """
     own = loaded.own
     key = None
     try:
-        functions_read = [(function.__name__, reached(function)) for function in functions]
+        # `reached` hashes the code and the values that a function depends on
+        hashed_functions = [(function.__name__, reached(function)) for function in functions]
     except ValueError as error:  # a function depends on something that has no hash
         if loaded.trl.process_index == 0:
             print(f"answers: their rewards are not kept for another run: {error}", flush=True)
     else:
         key = _key(
-            code=code("data", "reward_models", "rewards"),
-            functions=functions_read,
+            code=code("data", "reward_models", "rewards"),  # of these folders of the package
+            functions=hashed_functions,
             reward_model=own.reward_model and fingerprint(own.reward_model),
             how=[own.reward_aggregate, own.reward_model_strips_think],
             rows=_rows_hash(rows),
-            answers=sha256(sampled.read_bytes()).hexdigest(),
+            answers=sha256(answers_path.read_bytes()).hexdigest(),
         )
     (key,) = broadcast_object_list([key])  # hashes of pickled values may differ by process
     if key is None:
         return None
-    return sampled.with_stem(f"{sampled.stem.replace('answers', 'rewards')}-{key}")
+    stem = answers_path.stem.replace("answers", "rewards")
+    return answers_path.with_stem(f"{stem}-{key}")
 
 
 def _rows_hash(rows: Any) -> str:
@@ -410,8 +424,10 @@ def _rewards(
         for completion in prompt_answers
     ]
     rows = [row for row in batch for _ in range(count)]  # that of each completion
-    # by function, a value for each completion, None where it does not apply
-    by_function = called(dict(enumerate(functions)), rows, completions).values()
+    # `called` scores by the names of functions; here numbers do, as nobody reads the names
+    scores_by_number = called(dict(enumerate(functions)), rows, completions)
+    # by function, a value for each completion, None where the function does not apply
+    by_function = scores_by_number.values()
     totals = []
     for place, values in enumerate(zip(*by_function, strict=True)):
         applied = [value for value in values if value is not None]
@@ -432,8 +448,9 @@ def _report(trainer: Any, folder: Path, title: str, rollouts: Rollouts, metrics:
     rows = []
     by_prompt = zip(rollouts.prompts, rollouts.answers, rollouts.labels, strict=True)
     for row, completions, labels in by_prompt:
-        for one, label in zip(completions, labels, strict=True):
-            rows.append({**row, "completion": one.text, "label": label, "finished": one.finished})
+        for answer, label in zip(completions, labels, strict=True):
+            scored = {"completion": answer.text, "label": label, "finished": answer.finished}
+            rows.append({**row, **scored})
     candidates = rollouts.candidates()
     scores, _, _ = candidates
     write_candidates(folder, rows, ({"reward": score} for score in scores))

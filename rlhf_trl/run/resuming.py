@@ -12,7 +12,8 @@ from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.differences import differences
 from rlhf_trl.run.versions import versions
 
-# What makes a resumed run another one: refused, but for what `resume_changed` names.
+# Keys whose change makes a resumed run another one. Those of `NEVER` are always refused, those of
+# `DECISIVE` unless `resume_changed` names them.
 NEVER = {"model_name_or_path", "use_peft"}
 DECISIVE = {
     "algorithm",
@@ -33,7 +34,7 @@ DECISIVE = {
     "world_size",
 }
 RESUMING = ("resume_from_checkpoint", "resume_changed")  # fields about resuming, not about the run
-LENGTH = {"max_steps", "num_train_epochs"}  # what makes a finished run a longer one
+LENGTH = {"max_steps", "num_train_epochs"}  # how long a run is: a finished one may be made longer
 
 
 def check_resume(loaded: Loaded[Any, Any], checkpoint: str) -> None:
@@ -45,7 +46,8 @@ def check_resume(loaded: Loaded[Any, Any], checkpoint: str) -> None:
             f"{args.max_steps}, so there is nothing left to train; raise max_steps to go on."
         )
     print(f"resuming from {checkpoint}", flush=True)
-    manifest, allowed = output.read_manifest(checkpoint), loaded.own.resume_changed
+    manifest = output.read_manifest(checkpoint)
+    meant_to_change = loaded.own.resume_changed
     # by key, its value before and now; what an older manifest does not hold counts as unchanged
     changed = changed_fields(loaded, manifest.get("given", loaded.given))
     versions_before = manifest.get("versions", {})
@@ -59,7 +61,7 @@ def check_resume(loaded: Loaded[Any, Any], checkpoint: str) -> None:
         effect = ", which changes the schedule of the learning rate" if key in LENGTH else ""
         print(f"changed since {Path(checkpoint).name}: {key}: {old} -> {new}{effect}", flush=True)
         name = key.partition(".")[0]  # of a key in a block, that of the block
-        if name in NEVER or (name in DECISIVE and name not in allowed):
+        if name in NEVER or (name in DECISIVE and name not in meant_to_change):
             remedy = "" if name in NEVER else f"write resume_changed: [{name}] if it is meant, or "
             raise InputError(
                 f"resume_from_checkpoint: {key} was {old} and is now {new}, so the run would not "

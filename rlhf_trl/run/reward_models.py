@@ -28,7 +28,7 @@ def train_reward_model(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     if model.use_peft and "lora_task_type" in loaded.given and model.lora_task_type != task_type:
         raise InputError(f"lora_task_type is {model.lora_task_type}, not {task_type}; remove it.")
     for key in ("step_separator", "step_split"):
-        if key in loaded.given:
+        if key in loaded.given:  # the config has the trainer's field
             raise InputError(f"{key}: the data are cut by it, too; write dataset.{key}.")
     if model.model_name_or_path == UNTRAINED:
         raise InputError(
@@ -41,7 +41,7 @@ def train_reward_model(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
         args.step_separator = own.dataset.step_separator
         args.step_split = own.dataset.step_split
     trainer = train.build(loaded, trainer_class, data, tokenizer)
-    trainer.candidates = data.candidates
+    trainer.candidates = data.candidates  # answers that evaluations rank, several to a prompt
     for side, count in trainer.left_out.items():
         if count and trainer.is_world_process_zero():
             print(f"left out {count} {side} rows: more than {args.max_length} tokens", flush=True)
@@ -72,28 +72,30 @@ def loader_of(own: Any, sample: Any) -> tuple[Callable[..., Examples], list[Any]
 
 
 def write_scores(trainer: Any, folder: Path, title: str) -> None:
-    """Write what the last evaluation judged, where it did: `scores.jsonl`, and its figure.
+    """Write what the last evaluation judged, if it did: `scores.jsonl`, and its figure.
 
-    `trainer.judged` has what the model says of the held-out rows (`rows`), and the scores by name
-    of each of the trainer's candidates (`scores`), of which there may be none.
+    `trainer.judged` has two entries. `scores` are those of the trainer's candidates (answers that
+    are ranked, several to a prompt), a mapping by name for each; there may be none. `rows` are the
+    held-out rows, each one of two kinds: the logits and labels of a text whose tokens are judged
+    (ORM, PRM), or the scores of the answers to a prompt, which stand from best to worst.
     """
     if trainer.judged is None:
         return
-    rows, scores = trainer.judged["rows"], trainer.judged["scores"]
+    judged_rows, scores = trainer.judged["rows"], trainer.judged["scores"]
+    reader = trainer.reader
     panels: dict[str, Any] = {}
     if scores:
         write_candidates(folder, trainer.candidates, scores)
         panels["candidates"] = trainer.ranking()
-    # a row is (logits, labels) of a text whose tokens are judged, or the scores of the answers to a
-    # prompt; of an ORM, candidates alone are drawn
-    if trainer.reader.algorithm == "prm" and any(labels for _, labels in rows):  # there are steps
-        probabilities = [good(logits).tolist() for logits, _ in rows]
-        predicted = [judged_class(logits) for logits, _ in rows]
-        labeled = [trainer.meaning(labels) for _, labels in rows]
+    if not reader.per_token:
+        scores_of_best = [answer_scores[0] for answer_scores in judged_rows]
+        scores_of_worst = [answer_scores[-1] for answer_scores in judged_rows]
+        panels["pairs"] = (scores_of_best, scores_of_worst)
+    elif reader.algorithm == "prm" and any(labels for _, labels in judged_rows):  # there are steps
+        probabilities = [good(logits).tolist() for logits, _ in judged_rows]  # of a good step
+        predicted = [judged_class(logits) for logits, _ in judged_rows]
+        labeled = [trainer.meaning(labels) for _, labels in judged_rows]
         panels["steps"] = (probabilities, predicted, labeled)
-    elif not trainer.reader.per_token:  # it compares answers, of which the best comes first
-        best = [row[0] for row in rows]
-        worst = [row[-1] for row in rows]
-        panels["pairs"] = (best, worst)
+    # an ORM's rows have no panel: its candidates show how it ranks
     if panels:
         draw_reward_report(folder / "reward_report.png", title, **panels)

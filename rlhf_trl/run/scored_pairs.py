@@ -9,10 +9,10 @@ from rlhf_trl.run.folders import model_folder
 
 
 def scorer_of_pairs(config: Any, tokenizer: Any, args: Any) -> Callable[[list[Any]], list[float]]:
-    """Return what scores sampled answers by the reward model that a `dataset:` block names.
+    """Return a function that scores sampled answers by a reward model.
 
     Args:
-        config: the block, which names it in `scored_by`.
+        config: the `dataset:` block, which names the reward model in `scored_by`.
         tokenizer: that of the model which answered.
         args: of the run.
 

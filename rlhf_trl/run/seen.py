@@ -26,13 +26,16 @@ def examples_seen(trainer: Any, rows: "Dataset", step: int) -> tuple[int, str]:
         # A generation makes this many batches. All of them are learned from once, then all of them
         # again, num_iterations times in all; only the first time are they new.
         new_batches = args.steps_per_generation
+        batches_of_generation = new_batches * args.num_iterations
         batches_learned = step * args.gradient_accumulation_steps
-        generations, in_the_last = divmod(batches_learned, new_batches * args.num_iterations)
-        return batch * (generations * new_batches + min(in_the_last, new_batches)), kind
-    size = len(trainer.train_dataset)
+        generations, batches_of_last = divmod(batches_learned, batches_of_generation)
+        return batch * (generations * new_batches + min(batches_of_last, new_batches)), kind
+    examples_per_epoch = len(trainer.train_dataset)
     if args.dataloader_drop_last:
-        size -= size % batch
-    window = batch * args.gradient_accumulation_steps  # examples of an optimizer step
-    steps_per_epoch = math.ceil(size / window)  # the last of which may be smaller
-    epochs, steps_in_the_last = divmod(step, steps_per_epoch)
-    return epochs * size + min(steps_in_the_last * window, size), kind
+        examples_per_epoch -= examples_per_epoch % batch
+    examples_per_step = batch * args.gradient_accumulation_steps
+    # the last step of an epoch may be smaller: it counts, but no example beyond the epoch's end
+    steps_per_epoch = math.ceil(examples_per_epoch / examples_per_step)
+    whole_epochs, steps_of_last = divmod(step, steps_per_epoch)
+    examples_of_last = min(steps_of_last * examples_per_step, examples_per_epoch)
+    return whole_epochs * examples_per_epoch + examples_of_last, kind

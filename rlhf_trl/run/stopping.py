@@ -51,7 +51,7 @@ class Stop(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         """Stop here if that was agreed."""
-        self._restore = boundary(self._trainer)
+        self._restore = restorer_of_boundary(self._trainer)
         if not _epoch_to_evaluate(args, state):
             self._stop_if(self._agreed(state), args, control)
 
@@ -63,7 +63,7 @@ class Stop(TrainerCallback):
     def on_evaluate(self, args, state, control, **kwargs):
         """Stop if a signal came in the evaluation, which may have moved the random state."""
         if signals.training:
-            self._restore = boundary(self._trainer)
+            self._restore = restorer_of_boundary(self._trainer)
             self._stop_if(self._anybody(), args, control)
 
     def on_save(self, args, state, control, **kwargs):
@@ -125,11 +125,12 @@ def _epoch_to_evaluate(args: Any, state: Any) -> bool:
     return args.eval_strategy == IntervalStrategy.EPOCH and state.epoch == int(state.epoch)
 
 
-def boundary(trainer: Any) -> Callable[[], None]:
-    """Return a function that brings back all that a step moves and a checkpoint holds, but weights.
+def restorer_of_boundary(trainer: Any) -> Callable[[], None]:
+    """Return a function that takes the trainer back to this step boundary after a broken-off step.
 
-    Those are the random states, counters, and the generation in use. It takes .1 ms, and does not
-    wait for a device, whose random state is on the CPU.
+    It brings back what a checkpoint holds beside weights: the random states, the counters and the
+    generation in use. `Stop` drops it before weights change. Making it takes .1 ms: no device has
+    to be waited for, as even the random state of a GPU is kept on the CPU.
     """
     # lists and dictionaries are changed in place, so they are copied; all else is replaced
     attributes = {

@@ -17,7 +17,7 @@ LOSSES = {
     "last": {"completion_only_loss": True, "assistant_only_loss": False},
     "all": {"completion_only_loss": False, "assistant_only_loss": True},
 }
-"""By `dataset.turns`, what TRL is told, whose default trains on all tokens of conversations."""
+"""By `dataset.turns`, the fields of TRL that train so; its default trains on all tokens."""
 
 
 @train.names_the_key
@@ -69,7 +69,7 @@ def print_counts(trainer: Any) -> None:
             print(f"{count} {side} rows lose their end to {within}", flush=True)
 
 
-def fix(loaded: Loaded[Any, Any], values: Mapping[str, Any], by: str) -> None:
+def fix_fields(loaded: Loaded[Any, Any], values: Mapping[str, Any], by: str) -> None:
     """Set fields of TRL that something else decides; refuse a config that says otherwise.
 
     Args:
@@ -87,7 +87,7 @@ def fix(loaded: Loaded[Any, Any], values: Mapping[str, Any], by: str) -> None:
 def _decide_what_is_trained(loaded: Loaded[Any, Any]) -> None:
     """Let `dataset.turns` decide what is trained, and refuse what contradicts it or is not read."""
     own, args = loaded.own, loaded.trl
-    if None not in (args.chat_template_path, own.chat_template_fallback):
+    if args.chat_template_path is not None and own.chat_template_fallback is not None:
         raise InputError(
             "chat_template_fallback is not read with chat_template_path, which replaces any chat "
             "template; remove one of the two."
@@ -97,7 +97,7 @@ def _decide_what_is_trained(loaded: Loaded[Any, Any]) -> None:
             f"packing_strategy: {args.packing_strategy} cuts examples, so that parts are trained "
             "without their prompt (and wrapped ones see each other); write bfd."
         )
-    if not isinstance(own.dataset, FileData):  # of prompt and completion, TRL trains the latter
+    if not isinstance(own.dataset, FileData):  # tasks of the gym: TRL trains on the completion
         return
     if "demonstrator" in loaded.given:
         raise InputError(
@@ -106,7 +106,7 @@ def _decide_what_is_trained(loaded: Loaded[Any, Any]) -> None:
     turns = own.dataset.turns
     choices = "last: the final turn of the assistant, all: each of its turns"
     by = f"dataset.turns: {turns}, which decides what is trained ({choices})"
-    fix(loaded, LOSSES[turns], by)
+    fix_fields(loaded, LOSSES[turns], by)
 
 
 def _tokenizer_with_template(
@@ -115,10 +115,13 @@ def _tokenizer_with_template(
     """Return a tokenizer that has the chat template which a field of the config names.
 
     Args:
-        tokenizer: the model's, which is not changed. With a .jinja file a copy of it is returned,
-            and without a path itself.
-        path: a .jinja file, or a folder or hub model, whose own tokenizer is then returned.
+        tokenizer: the model's, which is not changed.
+        path: the field's value: a .jinja file, or a folder or hub model with a tokenizer.
         key: the field, for errors.
+
+    Returns:
+        Without a path the model's tokenizer; of a .jinja file, a copy of it with this template; of
+        a folder or hub model, the tokenizer found there.
     """
     from transformers import AutoTokenizer
 

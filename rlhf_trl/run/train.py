@@ -36,8 +36,8 @@ TRACKERS = ("tensorboard", "trackio", "wandb")  # each an extra of this package
 PACKAGES = {"azure_ml": "azureml", "flyte": "flytekit"}  # of trackers with a name unlike theirs
 
 
-class _WrapperGuard(TrainerCallback):
-    """Checks how the model was wrapped when training begins, and rewinds the record of rollouts."""
+class _StartOfTraining(TrainerCallback):
+    """Checks how the model was wrapped, and rewinds the record of rollouts to the checkpoint."""
 
     def __init__(self, trainer: Any):
         self._trainer = trainer
@@ -108,13 +108,13 @@ class _Start:
 def begin(loaded: Loaded[Any, Any], name: str, note: str | None = None) -> None:
     """Check the launch, claim the output folder, find the checkpoint, say what is about to run.
 
-    `note` is one more sentence to print. Where a stage trains nothing, the `output_dir` of its own
-    fields is claimed, and its config is kept there; that is all.
+    For a recipe that trains nothing, the folder is claimed and the config kept there; that is all.
+    `name` says what is trained, and `note` is one more sentence to print.
     """
     from rlhf_trl.run.origins import begin_reading, find_models
 
-    find_models(loaded)
-    if loaded.trl is None:
+    find_models(loaded)  # puts the folder of a reward model or teacher in place of the run's name
+    if loaded.trl is None:  # the recipe trains nothing
         output.claim(loaded.own.output_dir, None)
         print(name, flush=True)
         loaded.save(Path(loaded.own.output_dir, "config.yaml"))
@@ -139,7 +139,7 @@ def begin(loaded: Loaded[Any, Any], name: str, note: str | None = None) -> None:
         raise SystemExit(0)  # no error: a command that is repeated ends well
 
     _decide_settings(loaded, start)
-    if args.process_index == 0:
+    if args.process_index == 0:  # hashes, in the background, the weights that the run starts from
         begin_reading(loaded.given, args.output_dir)
     load_quietly()
     _announce(args, [first_line] if note is None else [first_line, note])
@@ -189,7 +189,7 @@ def _start_of(loaded: Loaded[Any, Any]) -> _Start:
             from rlhf_trl.run.resuming import check_resume, is_evaluated
 
             check_resume(loaded, start.checkpoint)
-            evaluations = output.numbered(folder, "evaluations/step-")
+            evaluations = output.numbered(folder, "evaluations/step-")  # their files, by step
             start.is_evaluated = is_evaluated(args, output.step_of(start.checkpoint), evaluations)
         if output.finished(folder):
             from rlhf_trl.run.resuming import steps_left
@@ -222,8 +222,8 @@ def _announce(args: Any, lines: list[str]) -> None:
 def read(args: Any, load: Callable[..., Examples], config: Any, *options: Any) -> Examples:
     """Load what a `dataset:` block describes; print what was left out, and that prompts are texts.
 
-    `load` takes the block and the `options`. The main process converts a file before the others,
-    which then find what it kept.
+    `load(config, *options)` does the loading; `config` is the block. The main process converts a
+    file before the others, which then find its result in the cache.
     """
     reads_file = isinstance(config, FileData)
     with args.main_process_first(desc="reading data") if reads_file else nullcontext():
@@ -250,7 +250,7 @@ def build(
 
     `arguments` are further ones of the trainer; they replace those that all trainers get.
     """
-    check_held_out(loaded.trl, data.held_out)
+    check_held_out(loaded.trl, data.held_out)  # before the import, which may take seconds
     from trl import get_peft_config, get_quantization_config
 
     check_model(loaded)
@@ -265,12 +265,13 @@ def build(
     quantization = get_quantization_config(loaded.model)
     if quantization is not None:  # ORPOTrainer has no such argument, not even for None
         common["quantization_config"] = quantization
-    reference: AbstractContextManager[None] = nullcontext()
+    reference_loading: AbstractContextManager[None] = nullcontext()
     if getattr(loaded.own, "reference_quantization", None):
         from rlhf_trl.run.quantized_reference import quantized_reference
 
-        reference = quantized_reference(loaded)
-    with as_saved(common["model"]), reference:  # where it loads it, no weight may be missing
+        reference_loading = quantized_reference(loaded)
+    # the trainer may load models: in `as_saved`, a model whose folder lacks weights is refused
+    with as_saved(common["model"]), reference_loading:
         trainer = trainer_class(**common | arguments)
     if not loaded.own.warmup_from_zero:  # as the book's code warms up
         from rlhf_trl.run.warmup import WarmupFromFirstStep
@@ -366,10 +367,10 @@ def run(
         trainer: with its data.
         loaded: the config.
         data: the examples.
-        name: of what is trained.
+        name: what is trained, such as "grpo (chapter)".
         write_more: adds files of the recipe's own to the folder, on the main process; it takes
             trainer, folder and title.
-        prompts: rows with a prompt to show at the end, where `data` holds no texts but tokens.
+        prompts: rows whose prompts the printed samples show, where `data` holds tokens, not texts.
     """
     folder = Path(trainer.args.output_dir)
     tasks = data.tasks if isinstance(trainer, AnswersHeldOut) else None  # reward models answer none
@@ -378,7 +379,7 @@ def run(
 
         trainer.held_out, trainer.scores = tasks.held_out, task_metrics(tasks)
     launch.check_strategy(trainer, loaded.own.expect)  # the launch that the config asks for
-    _tell_checkpoints(trainer, loaded, data, name)
+    _describe_run(trainer, loaded, data, name)
     _open_record(trainer, loaded, data, name)
     if trainer.is_world_process_zero():
         _write_config(loaded, folder)
@@ -412,8 +413,8 @@ def _can_evaluate(trainer: Any) -> bool:
     return bool(getattr(trainer, "held_out", ())) or trainer.eval_dataset is not None
 
 
-def _tell_checkpoints(trainer: Any, loaded: Loaded[Any, Any], data: Examples, name: str) -> None:
-    """Have evaluations written to files, and facts about the run beside each checkpoint (`told`).
+def _describe_run(trainer: Any, loaded: Loaded[Any, Any], data: Examples, name: str) -> None:
+    """Give a trainer the facts that each checkpoint keeps (`told`), and a file for evaluations.
 
     A run that goes on from a checkpoint is refused if its rows or its chat template are others.
     """
@@ -431,13 +432,13 @@ def _tell_checkpoints(trainer: Any, loaded: Loaded[Any, Any], data: Examples, na
         "launch": launch.describe_launch(args, name, kind_of(args, loaded.row)),
         "versions": versions(),
     }
-    if loaded.own.save_checksums:
+    if loaded.own.save_checksums:  # otherwise resuming does not check the rows
         facts["rows"] = checksums(data)
     facts["chat_template"] = sha256(template.encode()).hexdigest()
     if trainer.is_world_process_zero():
         from rlhf_trl.run.origins import made_from
 
-        facts["made_from"] = made_from(args)  # which this process alone has hashed, since `begin`
+        facts["made_from"] = made_from(args)  # the hashes that `begin` asked of this process alone
     trainer.told = facts
     if args.resume_from_checkpoint is not None:
         from rlhf_trl.run import resuming
@@ -471,15 +472,16 @@ def _write_config(loaded: Loaded[Any, Any], folder: Path) -> None:
 def _train(trainer: Any) -> tuple[int, dict[str, float]]:
     """Train; return the last optimizer step, and the `seconds` and `cpu_seconds` it took."""
     args = trainer.args
-    args.eval_on_start &= _can_evaluate(trainer)  # else transformers refuses it without a data set
-    trainer.add_callback(_WrapperGuard(trainer))
+    if not _can_evaluate(trainer):
+        args.eval_on_start = False  # which transformers refuses without a data set
+    trainer.add_callback(_StartOfTraining(trainer))
     trainer.add_callback(Watch())  # warns when nothing is learned
     if not args.disable_tqdm:
         from rlhf_trl.evaluation.progress import RewardProgress
 
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(RewardProgress())
-    training_time = TrainingTime(args.resume_from_checkpoint)
+    training_time = TrainingTime(args.resume_from_checkpoint)  # adds to the checkpoint's seconds
     trainer.add_callback(training_time)
     stop = Stop(trainer)
     trainer.add_callback(stop)  # last, since it may end the run when all others have saved
@@ -487,7 +489,8 @@ def _train(trainer: Any) -> tuple[int, dict[str, float]]:
     if args.resume_from_checkpoint is not None or args.load_best_model_at_end:
         from rlhf_trl.run.tied_weights import tied_weights_are_no_news
 
-        checkpoint_loading = tied_weights_are_no_news(trainer.model)
+        checkpoint_loading = tied_weights_are_no_news(trainer.model)  # drops a needless warning
+    # `keeping` saves the last step boundary if an error ends the training
     with stop.keeping(), _naming_divergence(trainer), checkpoint_loading:
         result = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     if result.global_step == 0:
