@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.pairwise import Outcome
 from rlhf_trl.evaluation.probes import CATEGORIES, PASSED
-from rlhf_trl.evaluation.tables import Line, mean_and_spread
+from rlhf_trl.evaluation.tables import SCORED_BY, Line, mean_and_spread
+from rlhf_trl.output import read_lines
+from rlhf_trl.pipeline.verdicts import read_verdicts
 from rlhf_trl.reward_models.metrics import ranking_metrics
 from rlhf_trl.run.config_files import read_config
 
-PROXY = "scored_by_"  # what the name of a reward model's score begins with
 FEWEST = 20  # right answers, and wrong ones; with fewer of either, an AUC says nothing
 # Columns of the summary: what `measure` calls them, their heading and digits.
 COLUMNS = {
@@ -87,6 +89,8 @@ class Results:
     answers: dict[tuple[str, int | None, int], Answers]
     # to the probes of a category, by the latter, stage (or word) and seed; passing them is gold
     probes: dict[tuple[str, str, int], Answers] = field(default_factory=dict)
+    # what a judge has said of either; its category is None for the held-out questions
+    verdicts: dict[tuple[str | None, str, int], Outcome] = field(default_factory=dict)
 
     @property
     def models(self) -> list[str]:
@@ -159,6 +163,12 @@ def read_results(folder: str | Path) -> Results:
             place = place_of(word, stages)
             answers[*place, seed] = _answers([line[word] for line in lines], asked["gold"])
     probes = _read_probes(folder, stages, seeds) if asked.get("probes") else {}
+    outcomes = read_verdicts(folder / "answers", seeds, numbers["reference"])
+    verdicts = {}
+    for (category, word, seed), outcome in outcomes.items():
+        stage, step = place_of(word, stages)
+        if step is None:
+            verdicts[category, stage, seed] = outcome
     ends = {stage for stage, step, _ in answers if step is None} | {reference}
     for stage, seed in product(sorted(ends), seeds):
         if (stage, None, seed) not in answers:
@@ -166,7 +176,7 @@ def read_results(folder: str | Path) -> Results:
                 f"{folder}/answers/seed-{seed}.jsonl has no answers of {stage}; move seed-{seed}.* "
                 "away from there and start the pipeline again."
             )
-    return Results(folder, stages, seeds, reference, asked["gold"], answers, probes)
+    return Results(folder, stages, seeds, reference, asked["gold"], answers, probes, verdicts)
 
 
 def _read_probes(
@@ -186,11 +196,7 @@ def _read_probes(
 def _load(path: Path, folder: Path) -> Any:
     """Return the content of a JSON file, or the list of that of a JSONL file's lines."""
     try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".jsonl":
-            # not `splitlines`, which ends lines at further characters, as a text may have them
-            return [json.loads(line) for line in text.split("\n") if line]
-        return json.loads(text)
+        return read_lines(path) if path.suffix == ".jsonl" else json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(
             f"{path} cannot be read ({getattr(error, 'strerror', error)}); name the folder of a "
@@ -238,7 +244,7 @@ def _sample(sample: dict[str, Any], gold: str | None) -> Sample:
 
 def _proxy(scores: dict[str, float | None]) -> float | None:
     """Return what the reward model gives an answer, None where there is no reward model."""
-    return next((value for name, value in scores.items() if name.startswith(PROXY)), None)
+    return next((value for name, value in scores.items() if name.startswith(SCORED_BY)), None)
 
 
 def measure(answers: Answers, reference: Answers) -> dict[str, float]:

@@ -17,6 +17,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.answer_kl import KL, along_answers
 from rlhf_trl.evaluation.side_by_side import Policy, mean_and_error
 from rlhf_trl.models import ADAPTER
+from rlhf_trl.output import read_lines
 from rlhf_trl.policies import load_language_model
 from rlhf_trl.reward_models.metrics import prompt_groups
 from rlhf_trl.reward_models.reader import Reader
@@ -170,7 +171,7 @@ def _judged_rows(path: str, words: Sequence[str]) -> list[dict[str, Any]]:
     """
     scored = Path(path).parent / SCORES
     if scored.is_file() and not words:
-        rows = [json.loads(line) for line in scored.read_text(encoding="utf-8").splitlines()]
+        rows = read_lines(scored)
         groups = prompt_groups([row["prompt"] for row in rows])
         return [{**row, "group": group} for row, group in zip(rows, groups, strict=True)]
     stage = stage_of_config(read_config(path), path)
