@@ -327,6 +327,43 @@ def test_a_command_killed_halfway_sends_the_other_half(capsys):
     assert 2 * different <= len(server.bodies) <= 2 * different + 9
 
 
+def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(capsys):
+    gold = write_answers(64)
+    interrupted = []
+
+    def fault(handler, text, shown):
+        if len(handler.server.bodies) == 50 and not interrupted:
+            interrupted.append(process.pid)
+            process.send_signal(signal.SIGINT)
+            process.wait()
+        return None
+
+    with serving(fault=fault) as server:
+        words = ["judge", "answers.jsonl", "--base_url", server.url, "--model", "stub"]
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *words],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        errors = process.stderr.read()
+        assert process.wait() == 130
+        with contextlib.closing(sqlite3.connect("outputs/judge.sqlite")) as database:
+            (kept,) = database.execute("SELECT COUNT(*) FROM replies").fetchone()
+        assert kept >= 42  # of the fifty, eight are under way at most
+        assert not Path("outputs/verdicts-1.jsonl").exists()
+        before = len(server.bodies)
+        code, _, rate = judged(capsys, server)
+    wanted = 2 * sum(pair["answers"][0] != pair["answers"][1] for pair in rows())
+    assert errors.splitlines()[-1] == (
+        f"interrupted; outputs/judge.sqlite keeps {kept} of {wanted} verdicts, and the same "
+        "command goes on"
+    )
+    assert "Traceback" not in errors
+    assert (code, rate) == (0, pytest.approx(gold, abs=1e-3))
+    assert len(server.bodies) - before == wanted - kept
+
+
 def test_the_cap_refuses_before_the_first_request(capsys):
     write_answers(128)
     with serving() as server:
