@@ -108,10 +108,13 @@ def test_probes_without_a_check_are_the_judges(judged):
 
 def test_a_judge_that_is_of_two_minds_prefers_neither(judged, tmp_path):
     folder = shutil.copytree(judged[0], tmp_path / "out")
-    names = {"worth": iter([0.0, 1.0] * 1000)}
+    worths = iter([0.0, 1.0] * 1000)
+
+    def draw(row):
+        return row | {"verdicts": ["a", "b"], "worth": next(worths)}
+
     for seed in (0, 1):
-        edit(folder / "answers" / f"verdicts-seed-{seed}.jsonl",
-             lambda row: {**row, "verdicts": ["a", "b"], "worth": next(names["worth"])})  # fmt: skip
+        edit(folder / "answers" / f"verdicts-seed-{seed}.jsonl", draw)
     results = read_results(folder)
     part = {part.heading: part for part in failures(results)}["By a judge"]
     assert len(part.sentences) == 3
