@@ -7,9 +7,11 @@ other. Equal answers tie unseen. A pair that lacks a verdict counts nowhere.
 
 import asyncio
 import json
+import os
 import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,12 @@ class Pair:
     replies: list[Reply] = field(default_factory=list)  # with the first model's as A, and as B
     verdicts: list[str | None] = field(default_factory=list)  # of these
     worth: float | None = None  # to the other model; None: lost
+
+    def __post_init__(self) -> None:
+        # raises where one is no text, or holds half a character, which no file could
+        "".join([conversation_text(self.prompt), *self.answers]).encode()
+        if not all(score is None or isinstance(score, int | float) for score in self.scores):
+            raise TypeError(f"a score is no number: {self.scores}")
 
     @property
     def differs(self) -> bool:
@@ -120,13 +128,20 @@ def win_rates(
     for suffix in (".jsonl", ".md"):
         if Path(output + suffix).exists():
             raise InputError(f"--output: {output}{suffix} exists; name other files.")
-    lines = _read(path)
-    first, *others = _chosen(path, [name for name in lines[0] if name != "prompt"], models)
-    score = None if by is None else _score_of(lines[0][first]["scores"], by)
-    decider = score or f"{who.model} at {who.base_url}"
-    pairs = [
-        pair for line in lines for pair in _pairs(line, first, others, samples, decider, score)
-    ]
+    if not Path(output).name or output.endswith(os.sep):
+        raise InputError(f"--output: {output} is a folder; name files in it, without a suffix.")
+    with _reading(path):
+        lines = read_lines(path)
+        if not lines:
+            raise InputError(f"{path} is empty; let rlhf-trl evaluate --answers write one.")
+        first, *others = _chosen(path, [name for name in lines[0] if name != "prompt"], models)
+        score = None if by is None else _score_of(lines[0][first]["scores"], by)
+        decider = score or f"{who.model} at {who.base_url}"
+        pairs = []
+        for line in lines:
+            pairs += _pairs(line, first, others, samples, decider, score)
+    if not others:
+        raise InputError(f"there is one model only, {first}; a win rate takes two, of one file.")
     if score is None:
         decided = f"judged by {decider}"
         _judge(pairs, who, Path(output).with_name(JUDGED))
@@ -153,25 +168,20 @@ def win_rates(
     return "\n\n".join([heading, tables.text(table), *notes, files]), _fault(Outcome(pairs))
 
 
-def _read(path: str) -> list[dict[str, Any]]:
-    """Return the lines of a file of answers."""
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """Say in one sentence what is wrong with the file of answers that the block reads."""
+    remedy = "let rlhf-trl evaluate --answers write one"
     try:
-        lines = read_lines(path)
-        for line in lines:
-            answers = [entry for name, entry in line.items() if name != "prompt"]
-            whole = all({"greedy", "samples", "scores"} <= entry.keys() for entry in answers)
-            if not (answers and whole and "prompt" in line and line.keys() == lines[0].keys()):
-                raise ValueError("a line lacks a prompt, or a model or its answers")
-            json.dumps(line, ensure_ascii=False).encode()  # refuses halves of characters
+        yield
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); name a file.") from error
+    except KeyError as error:
+        raise InputError(f"{path} is no file of answers (it lacks {error}); {remedy}.") from error
     except (ValueError, AttributeError, TypeError) as error:
-        raise InputError(
-            f"{path} is no file of answers ({error}); let rlhf-trl evaluate --answers write one."
-        ) from error
-    if not lines:
-        raise InputError(f"{path} is empty; let rlhf-trl evaluate --answers write one.")
-    return lines
+        raise InputError(f"{path} is no file of answers ({error}); {remedy}.") from error
 
 
 def _chosen(path: str, names: Sequence[str], models: Sequence[str]) -> Sequence[str]:
@@ -182,12 +192,7 @@ def _chosen(path: str, names: Sequence[str], models: Sequence[str]) -> Sequence[
             raise InputError(
                 f"--models: {path} lacks {model}{nearest(model, names)}; it has {known}."
             )
-    chosen = [*dict.fromkeys(models or names)]
-    if len(chosen) < 2:
-        raise InputError(
-            f"there is one model only, {chosen[0]}; a win rate takes two, of one file."
-        )
-    return chosen
+    return [*dict.fromkeys(models or names)]
 
 
 def _score_of(scores: Mapping[str, Any], by: str) -> str:

@@ -32,7 +32,7 @@ def read_verdicts(folder: Path, seeds: Sequence[int], reference: str) -> dict[Pl
             try:
                 for category, pair in _read(path, answers, reference):
                     pairs[category, pair.model, seed].append(pair)
-            except (OSError, ValueError, TypeError, AttributeError) as error:
+            except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
                 raise InputError(
                     f"{path} cannot be used ({error}); move it away, and let rlhf-trl judge "
                     f"{answers} --output {path.with_suffix('')} write another."
