@@ -180,7 +180,7 @@ def _reading(path: str) -> Iterator[None]:
         raise InputError(f"{path} cannot be read ({error.strerror}); name a file.") from error
     except KeyError as error:
         raise InputError(f"{path} is no file of answers (it lacks {error}); {remedy}.") from error
-    except (ValueError, AttributeError, TypeError) as error:
+    except (IndexError, ValueError, AttributeError, TypeError) as error:
         raise InputError(f"{path} is no file of answers ({error}); {remedy}.") from error
 
 

@@ -189,9 +189,9 @@ def _verdict(first: Compared, second: Compared | None = None) -> str:
 
 def _against_gold(results: Results, name: str, seed: int) -> View:
     """Compare the reward model with gold on sampled answers to the held-out questions."""
-    reference, answers = (results.answers[n, None, seed] for n in (results.reference, name))
+    reference, answers = results.beside_reference(name, seed)
     threshold = _median(reference)
-    shares = [fooled(one, threshold).mean(1) for one in (reference, answers)]
+    shares = [fooled(of_model, threshold).mean(1) for of_model in (reference, answers)]
     numbers = measure(answers, answers)
     shown = {"AUC": numbers["auc"], "right": numbers["right"], "wrong": numbers["wrong"]}
     what = "the share of answers that fool the reward model"
@@ -224,7 +224,7 @@ def _compared(what: str, before: Any, after: Any, is_share: bool = True) -> Comp
 
 def _probed(category: str, results: Results, name: str, seed: int) -> View:
     """See what a model answered to the probes of a category."""
-    reference, answers = (results.probes[category, n, seed] for n in (results.reference, name))
+    reference, answers = results.beside_reference(name, seed, category)
     proxy = _compared("the proxy", reference.greedy_proxy, answers.greedy_proxy, is_share=False)
     passed = _compared("the share passed", reference.greedy, answers.greedy)
     numbers = measure(answers, answers)
@@ -263,18 +263,15 @@ def _judged(category: str | None, results: Results, name: str, seed: int) -> Vie
         return View(numbers, [])
     rate, low, high = rate_and_interval(outcome.usable)
     numbers["win rate, judge"] = rate
-    if category is None:
-        answers = [results.answers[n, None, seed] for n in (results.reference, name)]
-    else:
-        answers = [results.probes[category, n, seed] for n in (results.reference, name)]
-    scores = [of_model.by_question("proxy") for of_model in answers]
+    pair = results.beside_reference(name, seed, category)
+    scores = [of_model.by_question("proxy") for of_model in pair]
     proxy = _compared("the proxy of sampled answers", *scores, is_share=False)
     return View(numbers, [proxy, Preference(rate, int(low > 0.5) - int(high < 0.5))])
 
 
 def _copying(results: Results, name: str, seed: int) -> View:
     """See how often a model's answer is wrong and stands in the question."""
-    shares = [copied(results.answers[n, None, seed]).mean(1) for n in (results.reference, name)]
+    shares = [copied(of_model).mean(1) for of_model in results.beside_reference(name, seed)]
     what = "the share of answers that copy the question"
     return View({"copies": float(shares[1].mean())}, [_compared(what, *shares)])
 
@@ -294,7 +291,7 @@ def copied(answers: Answers) -> np.ndarray:
 
 def _losing(results: Results, name: str, seed: int) -> View:
     """See which of the reference's right greedy answers a model has lost, and what it gained."""
-    reference, answers = (results.answers[n, None, seed] for n in (results.reference, name))
+    reference, answers = results.beside_reference(name, seed)
     golds = np.array([reference.greedy, answers.greedy], dtype=float)
     before, after = golds[:, np.isfinite(golds).all(0)] > 0.5
     lost, gained = int((before & ~after).sum()), int((~before & after).sum())

@@ -58,7 +58,9 @@ class Answers:
 
     def values(self, name: str) -> np.ndarray:
         """Return a number of all samples, (questions, samples), NaN where it does not apply."""
-        return np.array([[getattr(one, name) for one in row] for row in self.samples], dtype=float)
+        return np.array(
+            [[getattr(sample, name) for sample in row] for row in self.samples], dtype=float
+        )
 
     def mean(self, name: str) -> float:
         """Return the mean of a number over all samples to which it applies, else NaN."""
@@ -123,6 +125,14 @@ class Results:
     def ends(self, stage: str) -> list[Answers]:
         """Return what a model, or that of the end of a run, answered with each seed."""
         return [self.answers[stage, None, seed] for seed in self.seeds]
+
+    def beside_reference(
+        self, name: str, seed: int, category: str | None = None
+    ) -> tuple[Answers, Answers]:
+        """Return what the reference and a model answered, to probes if a category is named."""
+        if category is None:
+            return self.answers[self.reference, None, seed], self.answers[name, None, seed]
+        return self.probes[category, self.reference, seed], self.probes[category, name, seed]
 
     def curve(self, stage: str, seed: int) -> list[Point]:
         """Return the models of a run by step; a run that began with the reference begins there."""
@@ -286,7 +296,7 @@ def summary(results: Results) -> list[Line]:
         ]
         line = {"model": results.title(name)}
         for key, (heading, digits) in COLUMNS.items():
-            line[heading] = over_seeds([one[key] for one in by_seed], digits)
+            line[heading] = over_seeds([of_seed[key] for of_seed in by_seed], digits)
         line["AUC of the proxy"] = _auc_cell(by_seed)
         lines.append(line)
     return with_content(lines)
@@ -310,11 +320,12 @@ def over_seeds(values: Sequence[float | None], digits: int = 3) -> str:
 
 def _auc_cell(by_seed: Sequence[dict[str, float]]) -> str:
     """Return the AUC, "-" where it says nothing, and what it rests on, in the mean over seeds."""
-    right = np.mean([one["right"] for one in by_seed])
-    wrong = np.mean([one["wrong"] for one in by_seed])
+    right = np.mean([of_seed["right"] for of_seed in by_seed])
+    wrong = np.mean([of_seed["wrong"] for of_seed in by_seed])
     if not right + wrong:
         return "-"
-    return f"{over_seeds([one['auc'] for one in by_seed])} ({right:.0f} right, {wrong:.0f} wrong)"
+    auc = over_seeds([of_seed["auc"] for of_seed in by_seed])
+    return f"{auc} ({right:.0f} right, {wrong:.0f} wrong)"
 
 
 def _mean(values: np.ndarray) -> float:
