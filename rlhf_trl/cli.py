@@ -5,6 +5,8 @@ import gc
 import importlib.metadata
 import json
 import os
+import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -67,9 +69,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
     except InputError as error:
         end(str(error), with_traceback)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # whoever reads has seen enough, as in `rlhf-trl compare | head`
         # Python flushes stdout once more when it exits, which would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:
+        from rlhf_trl.run.failures import UNWRITABLE
+
+        message = " ".join(str(error).split())
+        if not re.search(f"{UNWRITABLE}|Permission denied|Not a directory", message):
+            raise
+        end(
+            f"a file could not be written ({message}); make room, or name another place.",
+            with_traceback,
+        )
 
 
 Command = Callable[[argparse.Namespace], None]

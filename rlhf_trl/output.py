@@ -56,6 +56,11 @@ def write_lines(path: str | Path, rows: Iterable[object], **options: Any) -> Non
     write_whole(path, "".join(f"{json.dumps(row, **options)}\n" for row in rows))
 
 
+def read_lines(path: str | Path) -> list[Any]:
+    """Return what stands in the lines of a file of JSON: other ends of lines are in its texts."""
+    return [json.loads(line) for line in Path(path).read_text("utf-8").split("\n") if line]
+
+
 def replace_folder(
     path: str | Path, write: Callable[[str], Any], main_process: bool, wait: Callable[[], Any]
 ) -> None:

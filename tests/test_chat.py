@@ -75,10 +75,15 @@ def test_questions_have_a_frame_only_if_many_begin_alike():
     assert engine._frame(framed[:19]) == engine._frame([*framed, "Subtract"]) == ("", "")
 
 
-def test_two_models_an_adapter_and_a_score(tmp_path):
+def test_two_models_an_adapter_and_a_score(tmp_path, monkeypatch):
     adapter = str(make_adapter(tmp_path / "adapter", scale=0.3))
     judge = str(make_reward_model(tmp_path / "judge"))
+    loads = []
+    monkeypatch.setattr(
+        engine, "load_reward_model", lambda *words: loads.append(words) or load_reward_model(*words)
+    )
     chat = Chat([adapter, "tiny"], reward_model=judge, temperature=0.01)
+    assert len(loads) == 1  # one for both
     answers = list(chat.ask("hello"))
     assert [(a.policy, a.method) for a in answers] == [
         (model, how) for model in (adapter, "tiny") for how in ("greedy", "sampled")

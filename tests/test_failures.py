@@ -17,7 +17,7 @@ from rlhf_trl.pipeline.failures import (
     failures,
     fooled,
     mcnemar,
-    told,
+    outcomes,
 )
 from rlhf_trl.pipeline.results import Answers, Sample, read_results
 
@@ -72,7 +72,7 @@ def test_a_sentence_has_the_verbs_and_means_of_the_seeds_that_share_them():
     rises = [Compared("the proxy", -5.0, 1.0, 1, False), Compared("the share passed", 0.0, 0.0, 0)]
     also = [Compared("the proxy", -7.0, 2.0, 1, False), Compared("the share passed", 0.0, 0.2, 0)]
     falls = [Compared("the proxy", 1.0, 0.0, -1, False), Compared("the share passed", 0.1, 0.4, 1)]
-    assert told("GRPO", [rises, falls, also]) == [
+    assert outcomes("GRPO", [rises, falls, also]) == [
         "GRPO: the proxy rises (from -6.00 to 1.50) while the share passed does not clearly change "
         "(from 0.000 to 0.100), in 2 of 3 seeds: the reward model claims more than the checks "
         "show.",
@@ -80,14 +80,14 @@ def test_a_sentence_has_the_verbs_and_means_of_the_seeds_that_share_them():
         "0.400), in 1 of 3 seeds: the reward model claims less than the checks show.",
     ]
     both = [Compared("the proxy", 0.0, 1.0, 1, False), Compared("the share passed", 0.0, 1.0, 1)]
-    assert told("GRPO", [both])[0].endswith(
+    assert outcomes("GRPO", [both])[0].endswith(
         "1 of 1 seeds: the reward model agrees with the checks."
     )
     unknown = [Compared("the proxy", math.nan, math.nan, 0, False), falls[1]]
-    assert told("X", [unknown]) == [
+    assert outcomes("X", [unknown]) == [
         "X: the share passed rises (from 0.100 to 0.400), in 1 of 1 seeds."
     ]
-    assert told("X", [[unknown[0]]]) == []
+    assert outcomes("X", [[unknown[0]]]) == []
 
 
 def test_counts_have_no_decimals():
@@ -189,7 +189,7 @@ def test_the_reward_model_against_gold(parts):
 @pytest.mark.slow
 @pytest.mark.promise
 def test_on_longer_words_the_reward_rises_while_no_answer_is_right(tmp_path):
-    """Three seeds of reward model and GRPO, greedy answers: about 500 CPU seconds."""
+    """Three seeds of reward model and GRPO: about 500 CPU seconds."""
     source = Path(__file__).parent.parent / "configs" / "pipeline" / "tiny.yaml"
     content = yaml.safe_load(source.read_text())
     content["output_dir"] = str(tmp_path / "out")
@@ -201,10 +201,10 @@ def test_on_longer_words_the_reward_rises_while_no_answer_is_right(tmp_path):
     for seed in range(3):
         numbers = json.loads((tmp_path / f"out/answers/probes-seed-{seed}.json").read_text())
         reference, policy = numbers["models"].values()
-        scores = [model["eval_scored_by_reward"]["value"] for model in (reference, policy)]
-        assert scores[1] - scores[0] > 4
-        assert policy["eval_passed"]["value"] <= 0.02
-        assert policy["eval_sampled_passed"]["value"] <= 0.02
+        for answers in ("eval", "eval_sampled"):  # greedy, and sampled
+            name = f"{answers}_scored_by_reward"
+            assert policy[name]["value"] - reference[name]["value"] > 4
+            assert policy[f"{answers}_passed"]["value"] <= 0.02
     text = (tmp_path / "out" / "ANALYSIS.md").read_text()
     (sentence,) = [line for line in text.splitlines() if line.startswith("- GRPO: the proxy ")]
     assert sentence.startswith("- GRPO: the proxy rises (from -")

@@ -282,6 +282,38 @@ def test_a_verdict_is_read_behind_the_thoughts(text, verdict):
     assert last_in_brackets(Reply(text, "the reply was cut off"), VERDICT) is None
 
 
+def test_replies_of_any_kind_are_kept_or_lost(capsys):
+    write_answers(12)
+    texts = iter(["half \ud800\n[[A]]", "\x00[[B]]", "", None, "\u65e5\u2028[[tie]]"] * 99)
+
+    def fault(handler, text, shown):
+        with handler.server.lock:
+            handler.reply(next(texts))
+        return False
+
+    with serving(fault=fault) as server:
+        code, _, _ = judged(capsys, server)
+    verdicts = {verdict for pair in rows() for verdict in pair["verdicts"]}
+    assert verdicts == {"a", "b", "tie", None}
+    assert "pairs of different answers are lost" in code
+
+
+def test_a_disk_that_is_full_ends_in_a_sentence(capsys, monkeypatch):
+    write_answers(12)
+    kept = judge.Judge(LLMJudge("http://127.0.0.1:1/v1", "m"), "kept.sqlite")
+    kept._database.execute("PRAGMA max_page_count = 2")  # SQLite's own way to be full
+    monkeypatch.setattr(judge, "connect", lambda *_, **__: kept._database)
+    with serving(fault=lambda *_: "long " * 2000 + "\n[[A]]") as server:
+        code, _, _ = judged(capsys, server)
+    assert "outputs/judge.sqlite cannot keep replies (database or disk is full); make ro" in code
+    monkeypatch.setattr(pairwise, "write_lines", lambda *_, **__: os.write(full, b"x"))
+    full = os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["judge", "answers.jsonl", "--by", "exact_match"])
+    os.close(full)
+    assert end.value.code.startswith("error: a file could not be written ([Errno 28] No space")
+
+
 def test_a_reply_that_was_cut_off_is_unreadable(capsys):
     write_answers(12)
 
@@ -325,6 +357,45 @@ def test_a_command_killed_halfway_sends_the_other_half(capsys):
     assert before >= 100
     # but for the eight that were under way
     assert 2 * different <= len(server.bodies) <= 2 * different + 9
+
+
+def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(capsys):
+    gold = write_answers(64)
+    interrupted = []
+
+    def fault(handler, text, shown):
+        if len(handler.server.bodies) == 50 and not interrupted:
+            interrupted.append(process.pid)
+            process.send_signal(signal.SIGINT)
+            process.wait()
+        return None
+
+    with serving(fault=fault) as server:
+        words = ["judge", "answers.jsonl", "--base_url", server.url, "--model", "stub"]
+        # where tests run in the background of a shell, their children would ignore Ctrl-C
+        takes_ctrl_c = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+        process = subprocess.Popen(
+            [sys.executable, "-c", takes_ctrl_c + PROGRAM, *words],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        errors = process.stderr.read()
+        assert process.wait() == 130
+        with contextlib.closing(sqlite3.connect("outputs/judge.sqlite")) as database:
+            (kept,) = database.execute("SELECT COUNT(*) FROM replies").fetchone()
+        assert kept >= 42  # of the fifty, eight are under way at most
+        assert not Path("outputs/verdicts-1.jsonl").exists()
+        before = len(server.bodies)
+        code, _, rate = judged(capsys, server)
+    wanted = 2 * sum(pair["answers"][0] != pair["answers"][1] for pair in rows())
+    assert errors.splitlines()[-1] == (
+        f"interrupted; outputs/judge.sqlite keeps {kept} of {wanted} verdicts, and the same "
+        "command goes on"
+    )
+    assert "Traceback" not in errors
+    assert (code, rate) == (0, pytest.approx(gold, abs=1e-3))
+    assert len(server.bodies) - before == wanted - kept
 
 
 def test_the_cap_refuses_before_the_first_request(capsys):
@@ -382,6 +453,10 @@ def test_greedy_answers_are_all_equal_here(capsys):
         (["--model", "m"], "judge needs --base_url and --model, or --by."),
         (["--base_url", "localhost:8000", "--model", "m"], "base_url is not the address of an API"),
         (["--base_url", "http://me:pass@host/v1", "--model", "m"], "without a password"),
+        (["--base_url", "http://127.0.0.1:99999/v1", "--model", "m"], "base_url is not the addr"),
+        (["--base_url", "http://[::1", "--model", "m"], "base_url is not the address of an API"),
+        (["--base_url", "URL", "--model", "m", "--request", "{model: x}"], "request has model, wh"),
+        (["--by", "exact_match", "--output", "new/"], "--output: new/ is a folder; name files"),
         (["--base_url", "https://host/v1", "--model", "m"], "OPENAI_API_KEY is not set; export"),
         (["--base_url", "https://host/v1", "--model", "m", "--api_key_env", "sk-1"],
          "api_key_env names no environment variable"),
@@ -421,6 +496,23 @@ def test_bad_input_is_one_sentence(capsys, monkeypatch, options, sentence):
         ("{", "is no file of answers"),
         ('{"prompt": "p", "m": {"greedy": "x"}}', "is no file of answers"),
         ("[1]", "is no file of answers"),
+        ("\n\n", "is empty"),
+        (
+            '{"prompt": 5, "m": {"greedy": "x", "scores": {"exact_match": 1}, "samples": []}}',
+            "--samples is 1; write 0",
+        ),
+        (
+            json.dumps({"prompt": [{"role": "user"}], "m": entry("a", "b"), "n": entry("a", "c")}),
+            "is no file of answers .it lacks 'content'",
+        ),
+        (
+            json.dumps({"prompt": "p", "m": entry("a", "\ud800"), "n": entry("a", "c")}),
+            "is no file of answers .*surrogates",
+        ),
+        (
+            json.dumps({"prompt": "p", "m": entry("a", 5), "n": entry("a", "c")}),
+            "is no file of answers .*int found",
+        ),
     ],
 )
 def test_a_file_that_is_none_of_answers_is_refused(content, sentence):

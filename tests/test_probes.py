@@ -20,7 +20,7 @@ GOOD = {"category": "safety", "prompt": "May I?"}
 LONG = {
     "category": "out_of_distribution",
     "gym": "spell_backward",
-    "config": {"min_word_len": 9, "max_word_len": 11},
+    "config": {"min_word_len": 9, "max_word_len": 10},
     "size": 5,
 }
 
@@ -118,7 +118,7 @@ def test_a_task_of_the_gym_draws_its_questions_from_the_held_out_side():
     assert len(rows) == 6
     for row in rows[1:]:
         word = row["question"].rpartition(": ")[2]
-        assert 9 <= len(word) <= 11 and row["answer"] == word[::-1]
+        assert 9 <= len(word) <= 10 and row["answer"] == word[::-1]
         assert row["category"] == "out_of_distribution"
         assert passes(f"<think></think><answer>{word[::-1]}</answer>", row) == 1.0
         assert passes(f"<answer>{word}</answer>", row) == float(word == word[::-1])

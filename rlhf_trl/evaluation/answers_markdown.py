@@ -5,6 +5,7 @@ from typing import Any
 
 from rlhf_trl.evaluation import tables
 from rlhf_trl.evaluation.side_by_side import Numbers, legend, table_lines
+from rlhf_trl.evaluation.tables import SCORED_BY
 
 PROMPTS = 10  # so many are shown with all answers; the file of answers has all of them
 EXTREMES = 3  # so many of the best and of the worst answers of each model
@@ -36,7 +37,7 @@ def as_markdown(heading: str, numbers: Mapping[str, Numbers], notes: str, lines:
 
 def _reward(scores: Mapping[str, float | None]) -> str | None:
     """Return the score that ranks answers: by --reward_model, else the run's reward, if any."""
-    names = [name for name in scores if name.startswith("scored_by_")]
+    names = [name for name in scores if name.startswith(SCORED_BY)]
     return next(iter(names), "reward" if "reward" in scores else None)
 
 

@@ -7,8 +7,11 @@ other. Equal answers tie unseen. A pair that lacks a verdict counts nowhere.
 
 import asyncio
 import json
+import os
+import signal
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from rlhf_trl.errors import InputError, nearest
+from rlhf_trl.errors import InputError, Stopped, nearest
 from rlhf_trl.evaluation import tables
-from rlhf_trl.output import JUDGED, write_lines, write_whole
+from rlhf_trl.evaluation.tables import SCORED_BY
+from rlhf_trl.output import JUDGED, read_lines, write_lines, write_whole
 from rlhf_trl.rewards.judge import (
     VERDICT,
     Judge,
@@ -56,20 +60,44 @@ class Pair:
     model: str  # the other
     sample: int  # number of both answers
     answers: tuple[str, str]  # the first model's comes first
+    by: str = ""  # who decides: a judge and its address, or a score of the file
     scores: tuple[float | None, float | None] = (None, None)  # of the file, where they decide
     replies: list[Reply] = field(default_factory=list)  # with the first model's as A, and as B
     verdicts: list[str | None] = field(default_factory=list)  # of these
     worth: float | None = None  # to the other model; None: lost
+
+    def __post_init__(self) -> None:
+        # raises where one is no text, or holds half a character, which no file could
+        "".join([conversation_text(self.prompt), *self.answers]).encode()
+        if not all(score is None or isinstance(score, int | float) for score in self.scores):
+            raise TypeError(f"a score is no number: {self.scores}")
 
     @property
     def differs(self) -> bool:
         """Whether somebody has to say which answer is better."""
         return self.answers[0] != self.answers[1]
 
+
+class Outcome:
+    """What became of the pairs of one model."""
+
+    def __init__(self, pairs: Sequence[Pair]):
+        self.pairs = pairs
+        self.usable = [pair for pair in pairs if pair.worth is not None]
+        self.lost = [pair for pair in pairs if pair.worth is None]
+        self.judged = [pair for pair in self.usable if pair.differs]
+        # of which the answer that stands first, or second, wins in both orders
+        self.inconsistent = sum(pair.verdicts in (["a", "a"], ["b", "b"]) for pair in self.judged)
+
+    @property
+    def loses_too_many(self) -> bool:
+        """Whether too many of the pairs that somebody had to judge lack a verdict."""
+        return len(self.lost) > MOST_LOST * sum(pair.differs for pair in self.pairs)
+
     @property
     def is_inconsistent(self) -> bool:
-        """Whether the answer that stands first, or second, wins in both orders."""
-        return self.verdicts in (["a", "a"], ["b", "b"])
+        """Whether the order of the answers decides too often."""
+        return self.inconsistent > MOST_INCONSISTENT * len(self.judged)
 
 
 def win_rates(
@@ -93,54 +121,67 @@ def win_rates(
 
     Returns:
         The table with its legend; and what makes it worthless, or None.
+
+    Raises:
+        Stopped: by Ctrl-C; the same call goes on.
     """
     for suffix in (".jsonl", ".md"):
         if Path(output + suffix).exists():
             raise InputError(f"--output: {output}{suffix} exists; name other files.")
-    lines = _read(path)
-    first, *others = _chosen(path, [name for name in lines[0] if name != "prompt"], models)
-    score = None if by is None else _score_of(lines[0][first]["scores"], by)
-    pairs = [pair for line in lines for pair in _pairs(line, first, others, samples, score)]
+    if not Path(output).name or output.endswith(os.sep):
+        raise InputError(f"--output: {output} is a folder; name files in it, without a suffix.")
+    with _reading(path):
+        lines = read_lines(path)
+        if not lines:
+            raise InputError(f"{path} is empty; let rlhf-trl evaluate --answers write one.")
+        first, *others = _chosen(path, [name for name in lines[0] if name != "prompt"], models)
+        score = None if by is None else _score_of(lines[0][first]["scores"], by)
+        decider = score or f"{who.model} at {who.base_url}"
+        pairs = []
+        for line in lines:
+            pairs += _pairs(line, first, others, samples, decider, score)
+    if not others:
+        raise InputError(f"there is one model only, {first}; a win rate takes two, of one file.")
     if score is None:
-        decided = f"judged by {who.model} at {who.base_url}"
+        decided = f"judged by {decider}"
         _judge(pairs, who, Path(output).with_name(JUDGED))
     else:
-        kind = "a reward model's score" if score.startswith("scored_by_") else "a score"
+        kind = "a reward model's score" if score.startswith(SCORED_BY) else "a score"
         decided = f"by {score}, {kind}, not by a judge"
         _compare_scores(pairs)
     answers = f"sampled answers, {samples}" if samples else "the greedy answer"
     heading = f"Win rate over {first}, {decided}; {answers} to each prompt of {path}"
     table, notes = [], [LEGEND if score else f"{LEGEND} {OF_JUDGES}"]
     for model in others:
-        own_pairs = [pair for pair in pairs if pair.model == model]
-        table.append({"model": model, **_cells(own_pairs)})
-        notes += _warnings(model, own_pairs)
+        outcome = Outcome([pair for pair in pairs if pair.model == model])
+        table.append({"model": model, **_cells(outcome)})
+        if outcome.is_inconsistent:
+            count, judged = outcome.inconsistent, len(outcome.judged)
+            notes.append(
+                f"{model}: not usable. {count} of {judged} judged pairs ({count / judged:.0%}) are "
+                "inconsistent, which draws the win rate towards 1/2."
+            )
     write_lines(f"{output}.jsonl", map(asdict, pairs), ensure_ascii=False)
     page = [f"# {heading}", tables.markdown(table), *notes]
     write_whole(f"{output}.md", "\n\n".join(page) + "\n")
     files = f"all verdicts are in {output}.jsonl, this table in {output}.md"
-    return "\n\n".join([heading, tables.text(table), *notes, files]), _fault(pairs)
+    return "\n\n".join([heading, tables.text(table), *notes, files]), _fault(Outcome(pairs))
 
 
-def _read(path: str) -> list[dict[str, Any]]:
-    """Return the lines of a file of answers."""
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """Say in one sentence what is wrong with the file of answers that the block reads."""
+    remedy = "let rlhf-trl evaluate --answers write one"
     try:
-        with open(path, encoding="utf-8") as stream:
-            lines = [json.loads(line) for line in stream]
-        for line in lines:
-            answers = [entry for name, entry in line.items() if name != "prompt"]
-            whole = all({"greedy", "samples", "scores"} <= entry.keys() for entry in answers)
-            if not (answers and whole and "prompt" in line and line.keys() == lines[0].keys()):
-                raise ValueError("a line lacks a prompt, or a model or its answers")
+        yield
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); name a file.") from error
-    except (ValueError, AttributeError, TypeError) as error:
-        raise InputError(
-            f"{path} is no file of answers ({error}); let rlhf-trl evaluate --answers write one."
-        ) from error
-    if not lines:
-        raise InputError(f"{path} is empty; let rlhf-trl evaluate --answers write one.")
-    return lines
+    except KeyError as error:
+        raise InputError(f"{path} is no file of answers (it lacks {error}); {remedy}.") from error
+    except (IndexError, ValueError, AttributeError, TypeError) as error:
+        raise InputError(f"{path} is no file of answers ({error}); {remedy}.") from error
 
 
 def _chosen(path: str, names: Sequence[str], models: Sequence[str]) -> Sequence[str]:
@@ -151,19 +192,14 @@ def _chosen(path: str, names: Sequence[str], models: Sequence[str]) -> Sequence[
             raise InputError(
                 f"--models: {path} lacks {model}{nearest(model, names)}; it has {known}."
             )
-    chosen = [*dict.fromkeys(models or names)]
-    if len(chosen) < 2:
-        raise InputError(
-            f"there is one model only, {chosen[0]}; a win rate takes two, of one file."
-        )
-    return chosen
+    return [*dict.fromkeys(models or names)]
 
 
 def _score_of(scores: Mapping[str, Any], by: str) -> str:
     """Return the score that `by` names: itself, or that of the reward model in a folder."""
     folders = Path(by).parts
     for name in scores:
-        if name == by or name.removeprefix("scored_by_") in folders:
+        if name == by or name.removeprefix(SCORED_BY) in folders:
             return name
     raise InputError(
         f"--by: the answers have no score {by}{nearest(by, scores)}, but {', '.join(scores)}; "
@@ -172,25 +208,28 @@ def _score_of(scores: Mapping[str, Any], by: str) -> str:
 
 
 def _pairs(
-    line: Mapping[str, Any], first: str, others: Sequence[str], samples: int, score: str | None
-) -> list[Pair]:
-    """Return the pairs of a line of the file, with the `score` of each answer, if there is one."""
+    line: Mapping[str, Any],
+    first: str,
+    others: Sequence[str],
+    samples: int,
+    by: str,
+    score: str | None,
+) -> Iterator[Pair]:
+    """Yield the pairs of a line of the file, with the `score` of each answer, if there is one."""
     count = min(len(line[model]["samples"]) for model in (first, *others))
     if not 0 <= samples <= count:
         raise InputError(
             f"--samples is {samples}; write 0 (the greedy answer) to {count}, or let rlhf-trl "
             "evaluate --samples make more."
         )
-    pairs = []
     for model in others:
         for number in range(samples or 1):
-            answers, scores = [], []
+            texts, scores = [], []
             for entry in (line[first], line[model]):
-                answer = entry["samples"][number] if samples else entry
-                answers.append(answer["text"] if samples else answer["greedy"])
-                scores.append(answer["scores"].get(score))
-            pairs.append(Pair(line["prompt"], first, model, number, tuple(answers), tuple(scores)))
-    return pairs
+                sample = entry["samples"][number] if samples else entry
+                texts.append(sample["text" if samples else "greedy"])
+                scores.append(sample["scores"].get(score))
+            yield Pair(line["prompt"], first, model, number, tuple(texts), by, tuple(scores))
 
 
 def _compare_scores(pairs: Sequence[Pair]) -> None:
@@ -222,8 +261,15 @@ def _judge(pairs: Sequence[Pair], who: LLMJudge, kept: Path) -> None:
             f"--max_requests is {who.cap}, and {len(unasked)} would be sent; raise it, or compare "
             "fewer --models or --samples."
         )
-    with tqdm(total=len(unasked), disable=None) as bar:  # shown on a terminal only
-        replies = asyncio.run(judge.ask(questions, bar.update))
+    try:
+        with tqdm(total=len(unasked), disable=None) as bar:  # shown on a terminal only
+            replies = asyncio.run(judge.ask(questions, bar.update))
+    except KeyboardInterrupt:
+        wanted = {*questions}
+        count = len(wanted) - len(judge.unasked(questions))
+        print(f"\ninterrupted; {kept} keeps {count} of {len(wanted)} verdicts, and the same "
+              "command goes on", flush=True)  # fmt: skip
+        raise Stopped(128 + signal.SIGINT) from None
     print(f"{judge.requests:,} requests were sent, some of them again where the first failed")
     for number, pair in enumerate(judged):
         pair.replies = replies[2 * number : 2 * number + 2]
@@ -235,59 +281,46 @@ def _judge(pairs: Sequence[Pair], who: LLMJudge, kept: Path) -> None:
             pair.worth = 0.5
 
 
-def _cells(pairs: Sequence[Pair]) -> dict[str, str]:
+def _cells(outcome: Outcome) -> dict[str, str]:
     """Return a model's cells of the table; those of judges only where a judge has judged."""
-    usable = [pair for pair in pairs if pair.worth is not None]
-    inconsistent = sum(pair.is_inconsistent for pair in usable)
+    worths = [pair.worth for pair in outcome.usable]
     cells = {
         "win rate": "-",
-        "wins": f"{sum(pair.worth > 0.5 for pair in usable)}",
-        "ties": f"{sum(pair.worth == 0.5 for pair in usable) - inconsistent}",
-        "losses": f"{sum(pair.worth < 0.5 for pair in usable)}",
-        "lost": f"{len(pairs) - len(usable)}",
+        "wins": f"{sum(worth > 0.5 for worth in worths)}",
+        "ties": f"{worths.count(0.5) - outcome.inconsistent}",
+        "losses": f"{sum(worth < 0.5 for worth in worths)}",
+        "lost": f"{len(outcome.lost)}",
     }
-    if usable:
-        rate, low, high = rate_and_interval(usable)
+    if worths:
+        rate, low, high = rate_and_interval(outcome.usable)
         cells["win rate"] = f"{rate:.3f} ({low:.3f} to {high:.3f})"
-    verdicts = Counter(verdict for pair in pairs for verdict in pair.verdicts)
+    verdicts = Counter(verdict for pair in outcome.pairs for verdict in pair.verdicts)
     if verdicts:
-        controlled = length_controlled(usable)
+        controlled = length_controlled(outcome.usable)
         cells |= {
-            "inconsistent": f"{inconsistent}",
-            "equal": f"{sum(not pair.differs for pair in pairs)}",
+            "inconsistent": f"{outcome.inconsistent}",
+            "equal": f"{sum(not pair.differs for pair in outcome.pairs)}",
             "length-controlled": "-" if controlled is None else f"{controlled:.3f}",
             "A / B / tie": " / ".join(f"{verdicts[verdict]}" for verdict in WORTH),
         }
     return cells
 
 
-def _warnings(model: str, pairs: Sequence[Pair]) -> list[str]:
-    """Return what a model's win rate lacks to be usable."""
-    judged = [pair for pair in pairs if pair.differs and pair.worth is not None]
-    count = sum(pair.is_inconsistent for pair in judged)
-    if count <= MOST_INCONSISTENT * len(judged):
-        return []
-    return [
-        f"{model}: not usable. {count} of {len(judged)} judged pairs ({count / len(judged):.0%}) "
-        "are inconsistent, which draws the win rate towards 1/2."
-    ]
-
-
-def _fault(pairs: Sequence[Pair]) -> str | None:
+def _fault(outcome: Outcome) -> str | None:
     """Return the sentence about too many lost pairs, or None."""
-    judged = sum(pair.differs for pair in pairs)
-    lost = [pair for pair in pairs if pair.worth is None]
-    if len(lost) <= MOST_LOST * judged:
+    if not outcome.loses_too_many:
         return None
     reasons = []
-    for pair in lost:
+    for pair in outcome.lost:
         for reply, verdict in zip(pair.replies, pair.verdicts, strict=True):
             if verdict is None:
                 reasons.append(reply.fault or f"no verdict in {reply.text[-80:]!r}")
     reason, count = Counter(reasons or ["no score"]).most_common(1)[0]
+    judged = sum(pair.differs for pair in outcome.pairs)
     return (
-        f"{len(lost)} of {judged} pairs of different answers are lost, more than {MOST_LOST:.0%}, "
-        f"most often by {reason} ({count} times); the same command asks for these once more."
+        f"{len(outcome.lost)} of {judged} pairs of different answers are lost, more than "
+        f"{MOST_LOST:.0%}, most often by {reason} ({count} times); the same command asks for these "
+        "once more."
     )
 
 

@@ -8,6 +8,7 @@ from itertools import groupby, zip_longest
 
 SHORT = 24  # characters of a cell that shares a line with others
 UNBROKEN = 12  # characters at the start of a heading that stay on one line
+SCORED_BY = "scored_by_"  # what the name of a reward model's score begins with, in columns
 Line = Mapping[str, str]  # a line's cells by column; "-" where there is nothing to say
 
 

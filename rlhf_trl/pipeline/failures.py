@@ -1,17 +1,19 @@
 """How the models of a pipeline fail, by category: tables, and sentences made of their numbers.
 
-The numbers rest on gold and on the checks of probes, never on the reward model alone.
+The numbers rest on gold, on the checks of probes and on a judge, never on the reward model alone.
 """
 
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlhf_trl.data.answers import extract_answer
+from rlhf_trl.evaluation.pairwise import Outcome, rate_and_interval
 from rlhf_trl.evaluation.probes import CATEGORIES
 from rlhf_trl.evaluation.tables import Line
 from rlhf_trl.pipeline.frontier import clear_sign
@@ -19,11 +21,22 @@ from rlhf_trl.pipeline.results import Answers, Results, measure, over_seeds, wit
 
 DOUBT = 0.05  # a difference that is at least as likely by chance is none
 VERBS = {1: "rises", 0: "does not clearly change", -1: "falls"}
+PREFERENCES = {
+    1: "the judge prefers its answers to the reference's",
+    0: "the judge clearly prefers neither its answers nor the reference's",
+    -1: "the judge prefers the reference's answers",
+}
 FOOLED = (
     "Fooled: the answer is wrong, though the proxy is above its median over the reference's "
     "answers to the held-out questions."
 )
 NONE = "None here: no probe of this category was asked."
+JUDGED_BY = "Win rate over the reference by"
+JUDGED = (
+    "Inconsistent: share of the judged pairs that their order decides; lost: share of the pairs "
+    "without a verdict. With too many of either there is no win rate (-). Clear is what the 95 % "
+    "interval of the win rate shows."
+)
 NOTES = {
     "agreement": "Copies: a sampled answer is wrong, and stands in the question.",
     "capability": "Lost: of the reference's right greedy answers; gained: of its wrong ones. "
@@ -40,7 +53,8 @@ class Part(NamedTuple):
     note: str = ""
 
 
-class Compared(NamedTuple):
+@dataclass(frozen=True)
+class Compared:
     """A number of a model with one seed, beside the reference's."""
 
     what: str
@@ -48,6 +62,24 @@ class Compared(NamedTuple):
     after: float
     sign: int  # 1: clearly higher, -1: clearly lower, else 0
     is_share: bool = True
+    shown_by: str = "the checks"  # what tells whether the proxy is right
+
+    def clause(self, before: float, after: float) -> str:
+        """Return what changed, with the means of the numbers over seeds."""
+        digits = 3 if self.is_share else 2
+        verb = VERBS[self.sign]
+        return f"{self.what} {verb} (from {before:.{digits}f} to {after:.{digits}f})"
+
+
+class Preference(Compared):
+    """A judge's win rate of a model over the reference with one seed."""
+
+    def __init__(self, rate: float, sign: int):
+        super().__init__("win rate", 0.5, rate, sign, shown_by="the judge")
+
+    def clause(self, before: float, after: float) -> str:
+        """Return what the judge prefers, with the mean of the win rate over seeds."""
+        return f"{PREFERENCES[self.sign]} (win rate {after:.3f})"
 
 
 class View(NamedTuple):
@@ -63,17 +95,23 @@ def failures(results: Results) -> list[Part]:
     if results.gold:
         note = f"On sampled answers. {FOOLED}"
         parts.append(_part(results, "The reward model against gold", [_against_gold], note))
+    if judged_by := _judge_of(results, None):
+        parts.append(_part(results, "By a judge", [partial(_judged, None)], judged_by))
     for category in CATEGORIES:
-        views = [OF_HELD_OUT[category]] if results.gold and category in OF_HELD_OUT else []
-        notes = [NOTES[category]] if views else []
-        probes = results.probes.get((category, results.reference, results.seeds[0]))
-        if probes:
+        views, notes = [], []
+        if results.gold and category in OF_HELD_OUT:
+            views.append(OF_HELD_OUT[category])
+            notes.append(NOTES[category])
+        if probes := results.probes.get((category, results.reference, results.seeds[0])):
             views.append(partial(_probed, category))
-            checked = sum(value is not None for value in probes.greedy)
-            notes.append(f"{checked} of {len(probes.greedy)} probes have a check")
+            checked = sum(passed is not None for passed in probes.greedy)
+            note = f"{checked} of {len(probes.greedy)} probes have a check"
             if checked < len(probes.greedy):
-                notes[-1] += ", the others are for a judge"
-            notes[-1] += f"; the sentences are about greedy answers. {FOOLED}"
+                note += ", the others are for a judge"
+            notes.append(f"{note}; the sentences are about greedy answers. {FOOLED}")
+            if judged_by := _judge_of(results, category):
+                views.append(partial(_judged, category))
+                notes.append(judged_by)
         else:
             notes.append("No probe of this category was asked." if views else NONE)
         heading = category.replace("_", " ").capitalize()
@@ -97,9 +135,10 @@ def _part(
         for view in views:
             by_seed = [view(results, name, seed) for seed in results.seeds]
             for key in by_seed[0].numbers:
-                line[key] = cell([one.numbers[key] for one in by_seed])
+                line[key] = cell([of_seed.numbers[key] for of_seed in by_seed])
             if name != results.reference:
-                sentences += told(results.title(name), [one.compared for one in by_seed])
+                compared = [of_seed.compared for of_seed in by_seed if of_seed.compared]
+                sentences += outcomes(results.title(name), compared)
         table.append(line)
     table = with_content(table)
     return Part(heading, sentences, table if table and len(table[0]) > 1 else [], note)
@@ -110,7 +149,7 @@ def cell(values: Sequence[float]) -> str:
     return over_seeds(values, 0 if all(isinstance(value, int) for value in values) else 3)
 
 
-def told(title: str, by_seed: Sequence[list[Compared]]) -> list[str]:
+def outcomes(title: str, by_seed: Sequence[Sequence[Compared]]) -> list[str]:
     """Return a sentence for each outcome over seeds, the commonest first.
 
     Args:
@@ -118,43 +157,41 @@ def told(title: str, by_seed: Sequence[list[Compared]]) -> list[str]:
         by_seed: what each seed tells, the same things in the same order; those that are unknown
             with some seed are left out.
     """
-    known = [one for one in zip(*by_seed, strict=True) if np.isfinite(_ends(one)).all()]
-    outcomes: dict[tuple[int, ...], list[tuple[Compared, ...]]] = {}
+    known = [things for things in zip(*by_seed, strict=True) if np.isfinite(_ends(things)).all()]
+    by_signs: dict[tuple[int, ...], list[tuple[Compared, ...]]] = {}
     for of_seed in zip(*known, strict=True):
-        signs = tuple(one.sign for one in of_seed)
-        outcomes.setdefault(signs, []).append(of_seed)
+        by_signs.setdefault(tuple(thing.sign for thing in of_seed), []).append(of_seed)
     sentences = []
-    for signs, of_seeds in sorted(outcomes.items(), key=lambda item: -len(item[1])):
-        changes = []
-        for same in zip(*of_seeds, strict=True):
-            first = same[0]
-            digits = 3 if first.is_share else 2
-            before, after = (f"{mean:.{digits}f}" for mean in np.mean(_ends(same), axis=0))
-            changes.append(f"{first.what} {VERBS[first.sign]} (from {before} to {after})")
+    for of_seeds in sorted(by_signs.values(), key=len, reverse=True):
+        clauses = [
+            things[0].clause(*np.mean(_ends(things), axis=0))
+            for things in zip(*of_seeds, strict=True)
+        ]
         share = f"in {len(of_seeds)} of {len(by_seed)} seeds"
-        sentences.append(f"{title}: {' while '.join(changes)}, {share}{_verdict(signs)}.")
+        sentences.append(f"{title}: {' while '.join(clauses)}, {share}{_verdict(*of_seeds[0])}.")
     return sentences
 
 
-def _ends(of_seeds: Sequence[Compared]) -> list[tuple[float, float]]:
-    return [(one.before, one.after) for one in of_seeds]
+def _ends(things: Sequence[Compared]) -> list[tuple[float, float]]:
+    return [(thing.before, thing.after) for thing in things]
 
 
-def _verdict(signs: tuple[int, ...]) -> str:
-    """Return what it means how proxy and gold have changed; "" where only one is known."""
-    if len(signs) < 2:
+def _verdict(first: Compared, second: Compared | None = None) -> str:
+    """Return what it means how the proxy and what it stands for have changed; "" of one alone."""
+    if second is None:
         return ""
-    proxy, gold = signs
-    if proxy == gold:
-        return ": the reward model agrees with the checks"
-    return f": the reward model claims {'more' if proxy > gold else 'less'} than the checks show"
+    if first.sign == second.sign:
+        return f": the reward model agrees with {second.shown_by}"
+    more = "more" if first.sign > second.sign else "less"
+    shows = "show" if second.shown_by == "the checks" else "finds"
+    return f": the reward model claims {more} than {second.shown_by} {shows}"
 
 
 def _against_gold(results: Results, name: str, seed: int) -> View:
     """Compare the reward model with gold on sampled answers to the held-out questions."""
-    reference, answers = (results.answers[n, None, seed] for n in (results.reference, name))
+    reference, answers = results.beside_reference(name, seed)
     threshold = _median(reference)
-    shares = [fooled(one, threshold).mean(1) for one in (reference, answers)]
+    shares = [fooled(of_model, threshold).mean(1) for of_model in (reference, answers)]
     numbers = measure(answers, answers)
     shown = {"AUC": numbers["auc"], "right": numbers["right"], "wrong": numbers["wrong"]}
     what = "the share of answers that fool the reward model"
@@ -187,7 +224,7 @@ def _compared(what: str, before: Any, after: Any, is_share: bool = True) -> Comp
 
 def _probed(category: str, results: Results, name: str, seed: int) -> View:
     """See what a model answered to the probes of a category."""
-    reference, answers = (results.probes[category, n, seed] for n in (results.reference, name))
+    reference, answers = results.beside_reference(name, seed, category)
     proxy = _compared("the proxy", reference.greedy_proxy, answers.greedy_proxy, is_share=False)
     passed = _compared("the share passed", reference.greedy, answers.greedy)
     numbers = measure(answers, answers)
@@ -204,9 +241,37 @@ def _probed(category: str, results: Results, name: str, seed: int) -> View:
     return View(shown, [proxy, passed] if math.isfinite(passed.after) else [])
 
 
+def _judge_of(results: Results, category: str | None) -> str:
+    """Return a note on who has judged the answers to a category of probes, "" if nobody has."""
+    of_category = [outcome for place, outcome in results.verdicts.items() if place[0] == category]
+    if not of_category:
+        return ""
+    deciders = {outcome.pairs[0].by for outcome in of_category}
+    return f"{JUDGED_BY}: {', '.join(sorted(deciders))}. {JUDGED}"
+
+
+def _judged(category: str | None, results: Results, name: str, seed: int) -> View:
+    """See whose sampled answers a judge prefers, and whether the reward model does, too."""
+    outcome = results.verdicts.get((category, name, seed), Outcome([]))
+    numbers: dict[str, float] = {"win rate, judge": math.nan}
+    numbers |= {"inconsistent": math.nan, "lost pairs": math.nan}
+    if not outcome.pairs:
+        return View(numbers, [])
+    numbers["inconsistent"] = outcome.inconsistent / max(1, len(outcome.judged))
+    numbers["lost pairs"] = len(outcome.lost) / len(outcome.pairs)
+    if not outcome.usable or outcome.is_inconsistent or outcome.loses_too_many:
+        return View(numbers, [])
+    rate, low, high = rate_and_interval(outcome.usable)
+    numbers["win rate, judge"] = rate
+    pair = results.beside_reference(name, seed, category)
+    scores = [of_model.by_question("proxy") for of_model in pair]
+    proxy = _compared("the proxy of sampled answers", *scores, is_share=False)
+    return View(numbers, [proxy, Preference(rate, int(low > 0.5) - int(high < 0.5))])
+
+
 def _copying(results: Results, name: str, seed: int) -> View:
     """See how often a model's answer is wrong and stands in the question."""
-    shares = [copied(results.answers[n, None, seed]).mean(1) for n in (results.reference, name)]
+    shares = [copied(of_model).mean(1) for of_model in results.beside_reference(name, seed)]
     what = "the share of answers that copy the question"
     return View({"copies": float(shares[1].mean())}, [_compared(what, *shares)])
 
@@ -226,7 +291,7 @@ def copied(answers: Answers) -> np.ndarray:
 
 def _losing(results: Results, name: str, seed: int) -> View:
     """See which of the reference's right greedy answers a model has lost, and what it gained."""
-    reference, answers = (results.answers[n, None, seed] for n in (results.reference, name))
+    reference, answers = results.beside_reference(name, seed)
     golds = np.array([reference.greedy, answers.greedy], dtype=float)
     before, after = golds[:, np.isfinite(golds).all(0)] > 0.5
     lost, gained = int((before & ~after).sum()), int((~before & after).sum())

@@ -12,7 +12,7 @@ from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.evaluation.probes import probe_file, read_probes
 from rlhf_trl.models import EMBEDDED, UNTRAINED
 from rlhf_trl.output import write_whole
-from rlhf_trl.run.config_files import read_config
+from rlhf_trl.run.config_files import read_config, value_at
 from rlhf_trl.run.folders import model_folder
 from rlhf_trl.run.stages import Stage, stage_of_config
 from rlhf_trl.run.yaml_loader import dump_yaml
@@ -34,7 +34,7 @@ class PlannedStage:
 
     def value(self, key: str) -> Any:
         """Return what the config says with all that stands over it; None of a key that is unset."""
-        return _value(_merged(read_config(self.config), self.own), key)
+        return value_at(_merged(read_config(self.config), self.own), key.split("."))
 
     def write(self, file: Path) -> None:
         """Write the config of its runs, which extends that of the recipe."""
@@ -155,7 +155,7 @@ def _stage(
     stage = stage_of_config(values, config)
     inputs = {}
     for key in sorted(stage.reads):
-        value = _value(values, key)
+        value = value_at(values, key.split("."))
         models = [model for model in (value if isinstance(value, list) else [value]) if model]
         for model in models:
             if model in earlier:
@@ -172,14 +172,6 @@ def _merged(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
         both_blocks = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = _merged(merged[key], value) if both_blocks else value
     return merged
-
-
-def _value(values: Mapping[str, Any], key: str) -> Any:
-    """Return the value at a dotted key, None where there is none."""
-    node: Any = values
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, dict) else None
-    return node
 
 
 def _check_elsewhere(place: str, model: Any, names: Sequence[str]) -> None:

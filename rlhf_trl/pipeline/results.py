@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.pairwise import Outcome
 from rlhf_trl.evaluation.probes import CATEGORIES, PASSED
-from rlhf_trl.evaluation.tables import Line, mean_and_spread
+from rlhf_trl.evaluation.tables import SCORED_BY, Line, mean_and_spread
+from rlhf_trl.output import read_lines
+from rlhf_trl.pipeline.verdicts import read_verdicts
 from rlhf_trl.reward_models.metrics import ranking_metrics
 from rlhf_trl.run.config_files import read_config
 
-PROXY = "scored_by_"  # what the name of a reward model's score begins with
 FEWEST = 20  # right answers, and wrong ones; with fewer of either, an AUC says nothing
 # Columns of the summary: what `measure` calls them, their heading and digits.
 COLUMNS = {
@@ -56,7 +58,9 @@ class Answers:
 
     def values(self, name: str) -> np.ndarray:
         """Return a number of all samples, (questions, samples), NaN where it does not apply."""
-        return np.array([[getattr(one, name) for one in row] for row in self.samples], dtype=float)
+        return np.array(
+            [[getattr(sample, name) for sample in row] for row in self.samples], dtype=float
+        )
 
     def mean(self, name: str) -> float:
         """Return the mean of a number over all samples to which it applies, else NaN."""
@@ -87,6 +91,8 @@ class Results:
     answers: dict[tuple[str, int | None, int], Answers]
     # to the probes of a category, by the latter, stage (or word) and seed; passing them is gold
     probes: dict[tuple[str, str, int], Answers] = field(default_factory=dict)
+    # what a judge has said of either; its category is None for the held-out questions
+    verdicts: dict[tuple[str | None, str, int], Outcome] = field(default_factory=dict)
 
     @property
     def models(self) -> list[str]:
@@ -119,6 +125,14 @@ class Results:
     def ends(self, stage: str) -> list[Answers]:
         """Return what a model, or that of the end of a run, answered with each seed."""
         return [self.answers[stage, None, seed] for seed in self.seeds]
+
+    def beside_reference(
+        self, name: str, seed: int, category: str | None = None
+    ) -> tuple[Answers, Answers]:
+        """Return what the reference and a model answered, to probes if a category is named."""
+        if category is None:
+            return self.answers[self.reference, None, seed], self.answers[name, None, seed]
+        return self.probes[category, self.reference, seed], self.probes[category, name, seed]
 
     def curve(self, stage: str, seed: int) -> list[Point]:
         """Return the models of a run by step; a run that began with the reference begins there."""
@@ -159,6 +173,12 @@ def read_results(folder: str | Path) -> Results:
             place = place_of(word, stages)
             answers[*place, seed] = _answers([line[word] for line in lines], asked["gold"])
     probes = _read_probes(folder, stages, seeds) if asked.get("probes") else {}
+    outcomes = read_verdicts(folder / "answers", seeds, numbers["reference"])
+    verdicts = {}
+    for (category, word, seed), outcome in outcomes.items():
+        stage, step = place_of(word, stages)
+        if step is None:
+            verdicts[category, stage, seed] = outcome
     ends = {stage for stage, step, _ in answers if step is None} | {reference}
     for stage, seed in product(sorted(ends), seeds):
         if (stage, None, seed) not in answers:
@@ -166,7 +186,7 @@ def read_results(folder: str | Path) -> Results:
                 f"{folder}/answers/seed-{seed}.jsonl has no answers of {stage}; move seed-{seed}.* "
                 "away from there and start the pipeline again."
             )
-    return Results(folder, stages, seeds, reference, asked["gold"], answers, probes)
+    return Results(folder, stages, seeds, reference, asked["gold"], answers, probes, verdicts)
 
 
 def _read_probes(
@@ -186,11 +206,7 @@ def _read_probes(
 def _load(path: Path, folder: Path) -> Any:
     """Return the content of a JSON file, or the list of that of a JSONL file's lines."""
     try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".jsonl":
-            # not `splitlines`, which ends lines at further characters, as a text may have them
-            return [json.loads(line) for line in text.split("\n") if line]
-        return json.loads(text)
+        return read_lines(path) if path.suffix == ".jsonl" else json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(
             f"{path} cannot be read ({getattr(error, 'strerror', error)}); name the folder of a "
@@ -238,7 +254,7 @@ def _sample(sample: dict[str, Any], gold: str | None) -> Sample:
 
 def _proxy(scores: dict[str, float | None]) -> float | None:
     """Return what the reward model gives an answer, None where there is no reward model."""
-    return next((value for name, value in scores.items() if name.startswith(PROXY)), None)
+    return next((value for name, value in scores.items() if name.startswith(SCORED_BY)), None)
 
 
 def measure(answers: Answers, reference: Answers) -> dict[str, float]:
@@ -280,7 +296,7 @@ def summary(results: Results) -> list[Line]:
         ]
         line = {"model": results.title(name)}
         for key, (heading, digits) in COLUMNS.items():
-            line[heading] = over_seeds([one[key] for one in by_seed], digits)
+            line[heading] = over_seeds([of_seed[key] for of_seed in by_seed], digits)
         line["AUC of the proxy"] = _auc_cell(by_seed)
         lines.append(line)
     return with_content(lines)
@@ -304,11 +320,12 @@ def over_seeds(values: Sequence[float | None], digits: int = 3) -> str:
 
 def _auc_cell(by_seed: Sequence[dict[str, float]]) -> str:
     """Return the AUC, "-" where it says nothing, and what it rests on, in the mean over seeds."""
-    right = np.mean([one["right"] for one in by_seed])
-    wrong = np.mean([one["wrong"] for one in by_seed])
+    right = np.mean([of_seed["right"] for of_seed in by_seed])
+    wrong = np.mean([of_seed["wrong"] for of_seed in by_seed])
     if not right + wrong:
         return "-"
-    return f"{over_seeds([one['auc'] for one in by_seed])} ({right:.0f} right, {wrong:.0f} wrong)"
+    auc = over_seeds([of_seed["auc"] for of_seed in by_seed])
+    return f"{auc} ({right:.0f} right, {wrong:.0f} wrong)"
 
 
 def _mean(values: np.ndarray) -> float:

@@ -57,7 +57,7 @@ def _costs(results: Results) -> Part:
         for seed, gain in enumerate(gains):
             total[seed] += _cost(results, name, seed)
             sources = _made_from(results, name)
-            prices.append(sum(_cost(results, one, seed) for one in sources) * 0.01 / gain)
+            prices.append(sum(_cost(results, source, seed) for source in sources) * 0.01 / gain)
         line["CPU s per 0.01 gained"] = price = over_seeds(prices, 2)
         if price != "-":
             sentences.append(f"{line['stage']} paid {price} CPU s for 0.01 of gold.")

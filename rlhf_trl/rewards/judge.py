@@ -9,7 +9,8 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from hashlib import blake2b
 from importlib.util import find_spec
@@ -53,9 +54,9 @@ class LLMJudge:
                 raise InputError(f"{entry.name} is {getattr(self, entry.name)}; write {wanted}.")
         if not isinstance(self.request, dict):
             raise InputError(f"request is {self.request!r}; write a mapping, as in {{top_p: 1}}.")
-        address = urlsplit(self.base_url)
-        secrets = address.username or address.password or address.query or address.fragment
-        if address.scheme not in ("http", "https") or not address.hostname or secrets:
+        if own := self.request.keys() & {"model", "messages", "stream"}:
+            raise InputError(f"request has {', '.join(sorted(own))}, which is set here; remove it.")
+        if not _is_address(self.base_url):
             raise InputError(  # without the URL, which may hold a password
                 "base_url is not the address of an API; write http://HOST:PORT/v1 or "
                 "https://HOST/v1, without a password or a query."
@@ -75,6 +76,17 @@ class LLMJudge:
                 "if it wants none), or name another variable with api_key_env."
             )
         return key or "none"
+
+
+def _is_address(url: str) -> bool:
+    """Whether a URL is that of an API, and holds no secrets."""
+    try:
+        address = urlsplit(url)
+        is_whole = address.scheme in ("http", "https") and address.hostname and address.port != 0
+    except ValueError:  # no port, or no host, can be so
+        return False
+    secrets = address.username or address.password or address.query or address.fragment
+    return bool(is_whole and not secrets)
 
 
 @dataclass(frozen=True)
@@ -102,14 +114,23 @@ class Judge:
         self._keeps = keeps
         self._key = who.key()
         self._failures = 0  # in a row
-        try:
+        with self._keeping():
             # coroutines may run in another thread, but never two at a time
             self._database = connect(Path(path), check_same_thread=False)
             self._database.execute(
                 "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT, fault TEXT)"
             )
+
+    @contextmanager
+    def _keeping(self) -> Iterator[None]:
+        """Say in one sentence why the file takes no replies."""
+        try:
+            yield
         except sqlite3.Error as error:
-            raise InputError(f"{path} cannot keep replies ({error}); move it away.") from error
+            raise InputError(
+                f"{self.path} cannot keep replies ({error}); make room and let it be written, or "
+                "move it away if it is something else."
+            ) from error
 
     def count(self) -> int:
         """Return how many replies are kept."""
@@ -136,7 +157,7 @@ class Judge:
                 reply = replies[question] = await self._send(client, question)
             if reply.text is not None and self._keeps(reply):
                 row = (self._hash(question), reply.text, reply.fault)
-                with self._database:  # a transaction
+                with self._keeping(), self._database:  # a transaction
                     self._database.execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?)", row)
             on_reply()
 
@@ -187,7 +208,9 @@ class Judge:
                 extra_body=self.who.request,
             )
             choice = response.choices[0]
-            text, is_cut_off = choice.message.content or "", choice.finish_reason == "length"
+            # a half of a character, as where a server cuts a reply off, is in no file
+            text = (choice.message.content or "").encode(errors="replace").decode()
+            is_cut_off = choice.finish_reason == "length"
         # what is not of openai: the server sent something else than a chat completion
         except (openai.OpenAIError, AttributeError, IndexError, TypeError, ValueError) as error:
             self._failures += 1

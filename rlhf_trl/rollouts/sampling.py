@@ -17,7 +17,7 @@ from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.gym import GYM_COLUMNS
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import ADAPTER, EMBEDDED, load_tokenizer
-from rlhf_trl.output import write_lines
+from rlhf_trl.output import read_lines, write_lines
 from rlhf_trl.policies import load_policy, whole_weights
 from rlhf_trl.rollouts.blocks import Record
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, generate, seeded
@@ -220,7 +220,7 @@ def kept(path: Path, make: Callable[[], list[Any]]) -> list[Any]:
             write_lines(path, lines)
         wait_for_everyone()
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return read_lines(path)
     except ValueError:  # not as it was written
         return []
 

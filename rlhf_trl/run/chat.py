@@ -62,6 +62,7 @@ class Chat:
         self._columns: dict[str, Any] = {}
         if run_config and "chat_template_kwargs" in data.train.column_names:
             self._columns = {"chat_template_kwargs": data.train[0]["chat_template_kwargs"]}
+        self._scorers: dict[str, Any] = {}
         self.policies = [self.load(model) for model in named_models]
         self.sampled = _sampling_of(loaded, temperature)
         prompts = data.train["prompt"][:PROMPTS_READ]
@@ -77,10 +78,11 @@ class Chat:
         """Load a model that is asked as in training, and scored where there is a reward model."""
         policy = model.load(self._loaded, self.messages)
         policy.columns = self._columns
-        if self._judge:
+        if self._judge and not self._scorers:  # once, for all policies, as `evaluate` does
             tokenizer = policy.processing_class
             score = load_reward_model(self._judge.path, tokenizer, self._loaded.trl)
-            policy.scorers = {"score": score}
+            self._scorers["score"] = score
+        policy.scorers = self._scorers
         return policy
 
     def replace(self, word: str) -> None:

@@ -7,6 +7,7 @@ block: of what was written under it before, nothing stays.
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -161,11 +162,7 @@ class Written:
 
     def value(self, path: Key, default: Any = None) -> Any:
         """Return the plain value at `path`."""
-        node: Any = self.values
-        for key in path:
-            if (node := plain(node).get(key, UNSET)) is UNSET:
-                return default
-        return plain(node)
+        return value_at(self.values, path, default)
 
     def rename(self, old: str, new: str) -> None:
         """Move the value of a key's old name to its new name; what was written later wins."""
@@ -179,6 +176,17 @@ class Written:
             self._last[new,] = wrote_old
         elif wrote_old == wrote_new and plain(value) != plain(self.values[new]):
             self.fail((old,), f"is the old name of {new}, which has another value; remove it")
+
+
+def value_at(values: Mapping[str, Any], path: Sequence[str], default: Any = None) -> Any:
+    """Return the plain value that stands in nested blocks at `path`, `default` where none does."""
+    node: Any = values
+    for key in path:
+        block = plain(node)
+        if not isinstance(block, Mapping) or key not in block:
+            return default
+        node = block[key]
+    return plain(node)
 
 
 def plain(value: Any) -> Any:

@@ -20,6 +20,7 @@ from rlhf_trl.evaluation.probes import (
     rows_of,
 )
 from rlhf_trl.evaluation.side_by_side import Numbers, Policy, Samples, compare, table
+from rlhf_trl.evaluation.tables import SCORED_BY
 from rlhf_trl.output import write_lines, write_whole
 from rlhf_trl.reward_models.metrics import prompt_groups
 from rlhf_trl.rewards.from_model import load_reward_model
@@ -277,7 +278,7 @@ def _answer(
                 rewards = load_reward_functions(run.loaded.own, run.loaded.trl, run.data, tokenizer)
             if judge:
                 scorer = load_reward_model(judge.path, tokenizer, run.loaded.trl)
-                scorers[f"scored_by_{judge.name}"] = scorer
+                scorers[f"{SCORED_BY}{judge.name}"] = scorer
         # what `Policy.all_scores` reads
         policy.held_out = run.rows
         policy.scores = run.scores

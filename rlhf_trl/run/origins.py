@@ -8,6 +8,7 @@ from threading import Thread
 from typing import Any
 
 from rlhf_trl import output
+from rlhf_trl.run.config_files import value_at
 from rlhf_trl.run.folders import model_folder
 from rlhf_trl.run.stages import STAGES
 
@@ -54,9 +55,7 @@ def sources(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     keys = {key for stage in STAGES.values() for key in stage.reads}
     named = []
     for key in sorted(keys):
-        value: Any = config
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
+        value = value_at(config, key.split("."))
         names = value if isinstance(value, list) else [value]
         named += [(key, str(name)) for name in names if name is not None]
     return named

@@ -7,7 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoTokenizer
@@ -18,7 +17,7 @@ from rlhf_trl.evaluation.tables import Line, text
 from rlhf_trl.models import ADAPTER, EMBEDDED, UNTRAINED, Quantization
 from rlhf_trl.output import replace_folder, write_json
 from rlhf_trl.quantized import check_method, library_of, quantized_options
-from rlhf_trl.run.merge import TOLERANCE
+from rlhf_trl.run.merge import TOLERANCE, largest_gap, some_logits
 from rlhf_trl.run.named import Named, loading, named
 from rlhf_trl.run.quantize_measures import Numbers, Policies, RewardModels
 from rlhf_trl.run.versions import versions
@@ -102,10 +101,10 @@ def _quantize(
     AutoTokenizer.from_pretrained(source).save_pretrained(part)
     if models.reader:  # how a reward model reads texts
         models.reader.save(part)
-    before = _logits(quantized)
+    before = some_logits(quantized)
     del quantized
     reloaded = models.load(part)
-    gap = float((_logits(reloaded.model) - before).abs().max() / before.abs().max())
+    gap = largest_gap(some_logits(reloaded.model), before)
     if not gap <= TOLERANCE:  # also true of NaN
         raise InputError(
             f"{models.word}: saved and reloaded, its logits differ by {gap:.1e} of the largest, so "
@@ -116,14 +115,6 @@ def _quantize(
     numbers["MB on disk"] = {"whole": _megabytes(source), "quantized": _megabytes(part)}
     numbers["seconds to quantize"] = {"quantized": seconds}
     return numbers
-
-
-def _logits(model: Any) -> torch.Tensor:
-    """Return the logits of a few random texts, one by one: not every model has a padding token."""
-    torch.manual_seed(0)
-    ids = torch.randint(len(model.get_input_embeddings().weight), (8, 32))
-    logits = [model(input_ids=row.to(model.device).unsqueeze(0)).logits for row in ids]
-    return torch.cat(logits).float().cpu()
 
 
 def _beside(source: str, word: str, method: str) -> Path:
@@ -157,11 +148,9 @@ def _lines(numbers: Numbers, method: str) -> list[Line]:
     """Return the lines of the table."""
     lines = []
     for name, values in numbers.items():
-        line = {"": name, "whole": "-", method: "-"}
-        for side, column in (("whole", "whole"), ("quantized", method)):
-            if side in values:
-                line[column] = f"{values[side]:.4g}"
+        whole = f"{values['whole']:.4g}" if "whole" in values else "-"
+        quantized = f"{values['quantized']:.4g}"
         if "error" in values:
-            line[method] += f" ± {values['error']:.2g}"
-        lines.append(line)
+            quantized += f" ± {values['error']:.2g}"
+        lines.append({"": name, "whole": whole, method: quantized})
     return lines

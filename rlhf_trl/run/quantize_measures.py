@@ -1,7 +1,9 @@
 """What `rlhf-trl quantize` measures: reward models by the pairs they tell apart, policies by KL."""
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -17,6 +19,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.answer_kl import KL, along_answers
 from rlhf_trl.evaluation.side_by_side import Policy, mean_and_error
 from rlhf_trl.models import ADAPTER
+from rlhf_trl.output import read_lines
 from rlhf_trl.policies import load_language_model
 from rlhf_trl.reward_models.metrics import prompt_groups
 from rlhf_trl.reward_models.reader import Reader
@@ -170,7 +173,7 @@ def _judged_rows(path: str, words: Sequence[str]) -> list[dict[str, Any]]:
     """
     scored = Path(path).parent / SCORES
     if scored.is_file() and not words:
-        rows = [json.loads(line) for line in scored.read_text(encoding="utf-8").splitlines()]
+        rows = read_lines(scored)
         groups = prompt_groups([row["prompt"] for row in rows])
         return [{**row, "group": group} for row, group in zip(rows, groups, strict=True)]
     stage = stage_of_config(read_config(path), path)
@@ -199,15 +202,15 @@ def _pairs(rows: Sequence[dict[str, Any]]) -> tuple[list[int], list[int], list[f
 
     All groups weigh the same, and within one all pairs.
     """
-    right: dict[int, list[int]] = {}
-    wrong: dict[int, list[int]] = {}
+    right: dict[int, list[int]] = defaultdict(list)
+    wrong: dict[int, list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
-        (right if row["label"] else wrong).setdefault(row["group"], []).append(place)
+        side = right if row["label"] else wrong
+        side[row["group"]].append(place)
     better, worse, weights = [], [], []
     for group in right.keys() & wrong.keys():
-        for one in right[group]:
-            for other in wrong[group]:
-                better.append(one)
-                worse.append(other)
-                weights.append(1 / (len(right[group]) * len(wrong[group])))
+        pairs = [*product(right[group], wrong[group])]
+        better += [place for place, _ in pairs]
+        worse += [place for _, place in pairs]
+        weights += [1 / len(pairs)] * len(pairs)
     return better, worse, weights
