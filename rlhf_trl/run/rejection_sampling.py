@@ -35,7 +35,7 @@ from rlhf_trl.rewards.loading import (
 )
 from rlhf_trl.rewards.verifiers import VERIFIERS
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, prompt_texts
-from rlhf_trl.rollouts.sampling import fingerprint, in_batches, kept, sample_completions
+from rlhf_trl.rollouts.sampling import fingerprint, in_batches, read_or_make, sample_completions
 from rlhf_trl.run import train
 from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.config_files import read_config
@@ -232,14 +232,13 @@ def roll_out(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any) -> tuple[
 
     def kept_lines(path: Path, make: Callable[[], list[Any]]) -> list[Any]:
         """Return a line for each row, from the file if it is there, else made and kept in it."""
-        lines = kept(path, make)
+        lines = read_or_make(path, make)
         if len(lines) != len(rows):
             raise InputError(f"answers: {path} does not hold {len(rows)} lines of JSON; remove it.")
         return lines
 
     def sample() -> list[Any]:
-        # dealt: the processes share the rows, as `in_batches` does below
-        return sample_completions(model, args, rows, count, args.seed, sampling, dealt=True)
+        return sample_completions(model, args, rows, count, args.seed, sampling, share_batches=True)
 
     def score() -> list[Any]:
         all_functions = [*functions]
@@ -261,7 +260,9 @@ def roll_out(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any) -> tuple[
     if correctness is None:
         return Rollouts(rows, answers, rewards, labels=None), None
     # of no file and quickly done: every process computes all, so that nothing is gathered
-    right = in_batches(partial(_rewards, [correctness], answers), args, rows, count, dealt=False)
+    right = in_batches(
+        partial(_rewards, [correctness], answers), args, rows, count, share_batches=False
+    )
     labels = [[value == 1 for value in row] for row in right]
     return Rollouts(rows, answers, rewards, labels), correctness
 

@@ -49,7 +49,7 @@ def train_reward_model(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
 
 
 def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[Examples, Any]:
-    """Return the examples of a run, which may be made of `kept_samples`, and the tokenizer."""
+    """Return the examples of a run, which may be made of `saved_samples`, and the tokenizer."""
     load, arguments = loader_of(own, sampler(model, args, own.dataset, own.rollouts))
     data = train.read(args, load, *arguments)
     return data, load_tokenizer(model, args, data.conversational)
