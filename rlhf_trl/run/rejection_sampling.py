@@ -274,8 +274,8 @@ def _checked_functions(own: Any, data: Examples, folder: str) -> list[Any]:
     """
     if own.reward_model and not own.reward_funcs:
         return []
-    judge = own.llm_judge, folder
-    functions = load_rewards(own.reward_funcs, data.tasks, data.train.column_names, judge)
+    columns = data.train.column_names
+    functions = load_rewards(own.reward_funcs, data.tasks, columns, own.llm_judge, folder)
     check_right_answers(own.reward_funcs, data.train, data.held_out)
     if not own.reward_model:  # it would reward every row
         check_all_rewarded(own.reward_funcs, data.train)
