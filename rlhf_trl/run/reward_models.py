@@ -9,7 +9,7 @@ from rlhf_trl.data.examples import Examples
 from rlhf_trl.data.judgment_blocks import OutcomeData, ProcessData
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import UNTRAINED, load_tokenizer
-from rlhf_trl.reward_models.reader import good, judged_class
+from rlhf_trl.reward_models.reader import judged_class, probability_of_good
 from rlhf_trl.reward_models.report import draw_reward_report, write_candidates
 from rlhf_trl.rollouts.sampling import sampler
 from rlhf_trl.run import train
@@ -87,7 +87,7 @@ def write_scores(trainer: Any, folder: Path, title: str) -> None:
     # a row is (logits, labels) of a text whose tokens are judged, or the scores of the answers to a
     # prompt; of an ORM, candidates alone are drawn
     if trainer.reader.algorithm == "prm" and any(labels for _, labels in rows):  # there are steps
-        probabilities = [good(logits).tolist() for logits, _ in rows]
+        probabilities = [probability_of_good(logits).tolist() for logits, _ in rows]
         predicted = [judged_class(logits) for logits, _ in rows]
         labeled = [trainer.meaning(labels) for _, labels in rows]
         panels["steps"] = (probabilities, predicted, labeled)

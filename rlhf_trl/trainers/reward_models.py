@@ -20,7 +20,7 @@ from rlhf_trl.evaluation.candidates import RanksCandidates
 from rlhf_trl.evaluation.over_examples import OverExamples
 from rlhf_trl.losses import scores_loss
 from rlhf_trl.reward_models import metrics
-from rlhf_trl.reward_models.classifiers import check_classifier, loading_of, token_classifier
+from rlhf_trl.reward_models.classifiers import check_classifier, loading_options, token_classifier
 from rlhf_trl.reward_models.reader import (
     CLASSES,
     Encoded,
@@ -301,7 +301,7 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
         meanwhile: dict[str, Any] = {}  # what the config holds while RewardTrainer is made
         if isinstance(model, str):
             bias = num_labels > 1 if args.head_bias is None else args.head_bias
-            options = loading_of(args)
+            options = loading_options(args)
             if (quantization := kwargs.pop("quantization_config", None)) is not None:
                 options["quantization_config"] = quantization
             torch.manual_seed(args.seed)  # the head starts at random
