@@ -70,7 +70,7 @@ def _always(log: list[dict], key: str, value: float) -> bool:
 def table(evaluations: dict[int, dict[str, Any]]) -> str:
     """Return the before/after table: every score, then sample answers side by side.
 
-    Each evaluation, by its step, has `metrics` and `answers` (see `held_out.shown`). Questions that
+    Each evaluation, by its step, has `metrics` and `answers` (see `answer_lines`). Questions that
     were not asked both times (a run may go on with other data) have no sample.
     """
     ends = _ends(evaluations)

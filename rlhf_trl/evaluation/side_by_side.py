@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from transformers import LogitsProcessorList
 
-from rlhf_trl.evaluation.called import called
+from rlhf_trl.evaluation.function_scores import function_scores
 from rlhf_trl.evaluation.held_out import AnswersHeldOut, Completions, Rows, Scores, named_rewards
 from rlhf_trl.evaluation.tables import side_by_side
 from rlhf_trl.models import load_tokenizer
@@ -54,7 +54,7 @@ class Policy(AnswersHeldOut):
         """Return an answer to one prompt, and what the `scorers` give it."""
         rows = [{"prompt": prompt, **self.columns}]
         completions = self._generate(rows, sampling=sampling, streamer=streamer)
-        return completions[0], called(self.scorers, rows, completions)
+        return completions[0], function_scores(self.scorers, rows, completions)
 
     def draw(self, number: int) -> list[Completion]:
         """Return a sampled answer to each held-out prompt, another one for each number.
@@ -95,7 +95,7 @@ class Policy(AnswersHeldOut):
         scores = super().judge(rows, answers)
         if self.rewards:
             functions = {function.__name__: function for function in self.rewards}
-            rewards = called(functions, rows, answers)
+            rewards = function_scores(functions, rows, answers)
             columns = [  # with NaN, as TRL has it, where a reward does not apply
                 [math.nan if value is None else value for value in values]
                 for values in rewards.values()
@@ -106,7 +106,7 @@ class Policy(AnswersHeldOut):
             )
             for name, values in total.items():
                 scores.setdefault(name, values)  # as in training, a score of the task goes first
-        return scores | called(self.scorers, rows, answers)
+        return scores | function_scores(self.scorers, rows, answers)
 
 
 def mean_and_error(

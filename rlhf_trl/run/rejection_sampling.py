@@ -20,7 +20,7 @@ from rlhf_trl.data.examples import Examples
 from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.data.reached import reached
 from rlhf_trl.errors import InputError
-from rlhf_trl.evaluation.called import called
+from rlhf_trl.evaluation.function_scores import function_scores
 from rlhf_trl.models import load_tokenizer
 from rlhf_trl.output import write_json
 from rlhf_trl.reward_models.metrics import coverage, ranking_metrics
@@ -412,7 +412,7 @@ def _rewards(
     ]
     rows = [row for row in batch for _ in range(count)]  # that of each completion
     # by function, a value for each completion, None where it does not apply
-    by_function = called(dict(enumerate(functions)), rows, completions).values()
+    by_function = function_scores(dict(enumerate(functions)), rows, completions).values()
     totals = []
     for place, values in enumerate(zip(*by_function, strict=True)):
         applied = [value for value in values if value is not None]

@@ -173,7 +173,7 @@ class BookRewardTrainer(_OnRewardTrainer):
     def __init__(self, model: Any, args: Any = None, **kwargs: Any):
         args = self._take(args, model)
         self._ranked = self.reader.algorithm == "kwise"
-        self.lists_in_a_row = self._ranked  # for OverExamples; of pairs, all chosen come first
+        self.rows_are_neighbors = self._ranked  # for OverExamples; of pairs, all chosen come first
         if self._stock:
             self._reads_last = False
             super().__init__(model, args=args, **kwargs)
