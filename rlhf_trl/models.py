@@ -1,6 +1,6 @@
 """The policy to train: the embedded model, a folder, or a hub name; checked before it is loaded.
 
-Whole models, of which one samples, and adapters with their base are loaded in policies.py.
+Models that answer, and adapters with their base, are loaded in policies.py.
 """
 
 import json
@@ -19,8 +19,8 @@ from rlhf_trl.tiny import checkpoint_path
 
 EMBEDDED = "tiny"  # the warm-start checkpoint that ships with the package
 ADAPTER = "adapter_config.json"  # in the folder of an adapter
-# The options of `from_pretrained` that are not named where it fails.
-USUAL = {"dtype", "revision", "device_map", "trust_remote_code", "config"}
+# Options of `from_pretrained` that are hardly the reason if it fails, so that no error names them.
+USUAL_OPTIONS = {"dtype", "revision", "device_map", "trust_remote_code", "config"}
 Quantization = Literal["int8", "int8_bitsandbytes", "nf4"]  # see quantized.py
 UNTRAINED = "tiny_untrained"  # the same architecture and tokenizer with initial weights
 
@@ -79,7 +79,7 @@ def load_tokenizer(model: Any, args: Any, conversational: bool = True) -> Any:
 def prepare_model(model: Any, args: Any) -> Any:
     """Return what a TRL trainer takes as `model`: a path or hub name, or a built model.
 
-    Sets `args.model_init_kwargs` from the `ModelConfig` the way TRL's own scripts do.
+    Set `args.model_init_kwargs` from `model`, a `ModelConfig`, the way TRL's own scripts do.
     """
     if model.model_name_or_path == UNTRAINED:
         from rlhf_trl.tiny.model import build_model
@@ -91,24 +91,26 @@ def prepare_model(model: Any, args: Any) -> Any:
         "revision": model.model_revision,
         **(args.model_init_kwargs or {}),
     }
-    path = Path(_path(model))
-    if path.is_dir() and (fault := weights_fault(path)):
+    path = Path(_path_or_name(model))
+    if not path.is_dir():  # a hub name
+        return model.model_name_or_path
+    if fault := weights_fault(path):
         raise InputError(
             f"model_name_or_path: {model.model_name_or_path!r} {fault}; name a whole one."
         )
-    return str(path) if path.is_dir() else model.model_name_or_path
+    return str(path)
 
 
 def model_config(model: Any, args: Any) -> Any:
-    """Return what transformers says of a `ModelConfig`'s model; of an adapter's base."""
+    """Return the transformers config of a `ModelConfig`'s model; of an adapter, its base's."""
     from transformers import AutoConfig
 
-    file = Path(_path(model), ADAPTER)
+    file = Path(_path_or_name(model), ADAPTER)
     if file.is_file():
         model = copy(model)
         with loading(f"model_name_or_path: {str(file)!r}", "name a whole adapter", "has no base"):
             model.model_name_or_path = json.loads(file.read_text())["base_model_name_or_path"]
-        model.model_revision = "main"  # the revision that was named is the adapter's
+        model.model_revision = "main"  # the revision of the `ModelConfig` is the adapter's
     return from_pretrained(AutoConfig, model, args)
 
 
@@ -120,10 +122,10 @@ def loading(
     *,
     new_head: bool = False,
 ) -> Iterator[None]:
-    """Say in one sentence why transformers cannot load what a field names.
+    """Turn errors of transformers, in the block, to one sentence about what a field names.
 
-    It is "{what} {fault} ({the reason by transformers}); {remedy}." With `new_head`, there is no
-    warning that the weights of a head are new.
+    It is "{what} {fault} ({the reason by transformers}); {remedy}." With `new_head`, transformers
+    does not warn that the weights of a head are new.
     """
     from transformers.utils import logging
 
@@ -134,7 +136,7 @@ def loading(
         yield
     except InputError:
         raise
-    except Exception as error:  # what it reads may be anything, and so may the error
+    except Exception as error:  # files may hold anything, so the error may be of any kind
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if isinstance(error, ImportError) and ("bitsandbytes" in reason or "torchao" in reason):
             remedy = "run scripts/setup.sh quant"
@@ -145,11 +147,11 @@ def loading(
 
 @contextmanager
 def as_saved(policy: Any) -> Iterator[None]:
-    """Refuse models whose weights are not those of their config, and say why one cannot be loaded.
+    """Make every model's `from_pretrained` stricter in the block.
 
-    In the block, every model's `from_pretrained` is stricter: transformers only warns that it draws
-    the weights that a folder lacks at random, and that it passes over layers. `policy` is what
-    model_name_or_path names: errors about it name that key.
+    Refuse weights that do not fit the config: transformers would only warn that it draws missing
+    ones at random and ignores further layers. Where a model cannot be loaded, say why. `policy` is
+    what `model_name_or_path` names; errors about other models call them `model`.
     """
     from transformers import PreTrainedModel
 
@@ -157,50 +159,52 @@ def as_saved(policy: Any) -> Iterator[None]:
 
     def checked(cls: Any, source: Any, *rest: Any, **options: Any) -> Any:
         """Load as `from_pretrained` does, and refuse what it only reports."""
-        if options.get("output_loading_info"):  # the caller judges the report by itself
+        if options.get("output_loading_info"):  # the caller checks the report
             return load(cls, source, *rest, **options)
         where = f"{'model_name_or_path' if source == policy else 'model'}: {source!r}"
         fault = "cannot be loaded"
-        # options that may be the reason
-        unusual = [key for key, value in options.items() if value is not None and key not in USUAL]
-        if "quantization_config" in unusual:
-            unusual.append("load_in_8bit or load_in_4bit")  # by which the user asks for it
-        if unusual:
-            fault = f"cannot be loaded with {', '.join(unusual)}"
+        used = [key for key, value in options.items() if value is not None]
+        suspects = [key for key in used if key not in USUAL_OPTIONS]
+        if "quantization_config" in suspects:
+            suspects.append("load_in_8bit or load_in_4bit")  # by which the user asks for it
+        if suspects:
+            fault = f"cannot be loaded with {', '.join(suspects)}"
         # weights of another size, at which transformers would stop, go into the report as well,
         # and `_check_weights` refuses them in one sentence
         reporting = {"ignore_mismatched_sizes": True, **options, "output_loading_info": True}
         with loading(where, "correct it, or name another", fault):
             model, report = load(cls, source, *rest, **reporting)
-        if not Path(source, ADAPTER).is_file():  # `check_adapter` does this for adapters
-            resized = options.get("ignore_mismatched_sizes", False)
-            _check_weights(where, model, report, resized)
+        if not Path(source, ADAPTER).is_file():  # of an adapter, `check_adapter` checks the weights
+            other_sizes = options.get("ignore_mismatched_sizes", False)
+            _check_weights(where, model, report, other_sizes)
         return model
 
     with patch.object(PreTrainedModel, "from_pretrained", classmethod(checked)):
         yield
 
 
-def _check_weights(where: str, model: Any, report: Mapping[str, Any], resized: bool) -> None:
+def _check_weights(where: str, model: Any, report: Mapping[str, Any], other_sizes: bool) -> None:
     """Refuse weights that are missing, of another size, or of a layer that the config lacks.
 
-    `report` is transformers' loading info; with `resized`, the caller wants other sizes.
+    `report` is transformers' loading info; with `other_sizes`, the caller accepts other sizes.
     """
     missing = set(report["missing_keys"])
     if "Classification" in type(model).__name__:  # a reward model's head may be new, its base not
         missing = {key for key in missing if key.startswith(f"{model.base_model_prefix}.")}
-    mismatched = [] if resized else sorted(report["mismatched_keys"])
+    mismatched = [] if other_sizes else sorted(report["mismatched_keys"])
     modules = {name for name, _ in model.named_modules()}
     # weights of more layers than the config says; others (such as another head) are not needed
     surplus = []
     for key in report["unexpected_keys"]:
-        layers = re.split(r"\.\d+\.", key)[0]  # as in `model.layers.2.mlp.weight`
+        # the list of layers, "model.layers", of a weight such as `model.layers.2.mlp.weight`
+        layers = re.split(r"\.\d+\.", key)[0]
         if key.endswith("weight") and layers in modules:
             surplus.append(key)
     if mismatched:
-        key, saved, wanted = mismatched[0]
+        key, size, size_by_config = mismatched[0]
         count = len(mismatched)
-        fault = f"has {key} of size {[*saved]} where config.json or num_labels says {[*wanted]}"
+        fault = f"has {key} of size {[*size]} where config.json or num_labels says "
+        fault += f"{[*size_by_config]}"
     elif missing:
         count = len(missing)
         fault = f"lacks {min(missing)}, so that random weights would be trained"
@@ -215,7 +219,8 @@ def _check_weights(where: str, model: Any, report: Mapping[str, Any], resized: b
     )
 
 
-def _path(model: Any) -> str:
+def _path_or_name(model: Any) -> str:
+    """Return the folder or hub name of a `ModelConfig`'s model; of `tiny`, the folder."""
     name = model.model_name_or_path
     return checkpoint_path() if name == EMBEDDED else name
 
@@ -223,9 +228,9 @@ def _path(model: Any) -> str:
 def from_pretrained(auto_class: Any, model: Any, args: Any) -> Any:
     """Return what an auto class loads for a `ModelConfig`, or say in one sentence why not."""
     trust = getattr(args, "trust_remote_code", False)
-    name = _path(model)
-    # what looks like a path, and not like `owner/model` on the hub
-    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).is_dir():
+    name = _path_or_name(model)
+    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1  # not owner/model
+    if looks_like_path and not Path(name).is_dir():
         raise InputError(
             f"model_name_or_path: there is no folder {name!r}; train or copy the model there "
             f"first, or write {EMBEDDED} for the embedded one."

@@ -32,7 +32,7 @@ FINISHED = "model summary.json learning_curve.png"
 
 
 def write_whole(path: str | Path, write: str | Callable[[Path], Any]) -> None:
-    """Let `write` (or a text) fill a temporary file beside `path`, then rename it, whole."""
+    """Write a temporary file beside `path` with `write`, a function or a text; then rename it."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.part{path.suffix}")
@@ -64,9 +64,9 @@ def read_lines(path: str | Path) -> list[Any]:
 def replace_folder(
     path: str | Path, write: Callable[[str], Any], main_process: bool, wait: Callable[[], Any]
 ) -> None:
-    """Let all processes write a folder beside `path`; the main one puts it in place, whole.
+    """Write a folder on all processes beside `path`; then the main one moves it to `path`.
 
-    `wait` returns once all processes have called it. On all of them the folder is there afterwards.
+    `wait` returns once all processes have called it, so all find the whole folder afterwards.
     """
     path = Path(path)
     part, old = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.old")
@@ -83,8 +83,8 @@ def replace_folder(
 def claim(output_dir: str, resume: str | None) -> str | None:
     """Check that a run may write to `output_dir`, and return the checkpoint to resume from.
 
-    That is `resume`, or with `auto` the newest whole one, if any; those skipped are named. Without
-    `resume`, the folder has to be empty.
+    The checkpoint is `resume` or, with `auto`, the newest whole one, if any; damaged ones are
+    skipped with a message. Without `resume`, the folder has to be empty.
     """
     folder = Path(output_dir)
     _check_writable(folder, output_dir)
@@ -92,7 +92,7 @@ def claim(output_dir: str, resume: str | None) -> str | None:
     if resume is None:
         _check_empty(folder, output_dir)
         return None
-    for path in [*folder.glob(".*.part*"), *folder.glob(".*.old")]:  # a killed write left them
+    for path in [*folder.glob(".*.part*"), *folder.glob(".*.old")]:  # what a killed write left
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     if resume == "auto":
         return _newest_checkpoint(folder, output_dir)
@@ -165,12 +165,12 @@ _held: list[TextIO] = []  # closing a file would release its lock
 
 
 def hold(folder: Path) -> None:
-    """Keep a folder for this process until it ends, in whichever way; refuse one that is kept.
+    """Lock a folder for this process until it ends, in whichever way; refuse a locked one.
 
     A lock of `lockf` belongs to this process alone: a child that outlives it does not keep the
-    folder, and the process itself may hold the folder again.
+    lock, and the process itself may lock the folder again.
     """
-    stream = (folder / LOCK).open("a+", encoding="utf-8")  # keeps the text, which names the holder
+    stream = (folder / LOCK).open("a+", encoding="utf-8")  # "a": the text names the holder, if any
     try:
         fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
@@ -193,15 +193,15 @@ def _holds_files(folder: Path) -> bool:
 
 def _begun(folder: Path) -> bool:
     """Return whether a run has begun in a folder, even if it has not written its config yet."""
-    # what a run keeps of its data before it writes config.yaml, and what a killed write leaves
-    kept = (".", "samples-", "answers", RECORD, JUDGED, "round-", "reward-batch-")
-    kept += (ASKED, PRINTED, COST)
-    early = all(path.name.startswith(kept) for path in folder.iterdir())
-    return early or (folder / "config.yaml").exists()
+    # how names begin of what a run writes before config.yaml; ".": of what a killed write leaves
+    early_names = (".", "samples-", "answers", RECORD, JUDGED, "round-", "reward-batch-")
+    early_names += (ASKED, PRINTED, COST)
+    has_only_early = all(path.name.startswith(early_names) for path in folder.iterdir())
+    return has_only_early or (folder / "config.yaml").exists()
 
 
 def numbered(folder: Path, prefix: str) -> dict[int, Path]:
-    """Return the paths named by `prefix`, a number and perhaps a suffix, by that number."""
+    """Return {number: path} of the paths named `prefix`, number and perhaps a suffix."""
     start = len(str(folder / prefix))
     paths = {}
     for path in folder.glob(f"{prefix}*"):
@@ -228,26 +228,25 @@ def finished(folder: Path) -> bool:
 
 
 def set_aside(folder: Path, step: int) -> None:
-    """Move what a run wrote after `step`, where it is about to resume, to its folder `earlier-N`.
+    """Move what a run wrote after `step`, from which it resumes now, to its folder `earlier-N`.
 
-    Then neither its old results nor its later checkpoints pass for those of the resumed run.
+    Then old results and later checkpoints are not mistaken for those of the resumed run.
     """
     later = _written_after(folder, step)
     if not later:
         return
-    # Resuming deletes what came after `step` from the record. After a kill these are a few steps,
-    # which are repeated. With a checkpoint among what is set aside, the user has gone back to an
-    # older one: then a copy keeps the record as it is.
-    has_checkpoints = any((path / MANIFEST).exists() for path in later)
+    went_back = any((path / MANIFEST).exists() for path in later)  # to an older checkpoint
     aside = folder / f"earlier-{max(numbered(folder, 'earlier-'), default=0) + 1}"
     for path in later:
         target = aside / path.relative_to(folder)
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(path, target)
-    copied = [folder / "config.yaml"]
-    if has_checkpoints:
-        copied += folder.glob(f"{RECORD}*")
-    for path in copied:
+    to_copy = [folder / "config.yaml"]
+    # Resuming deletes rollouts after `step` from the record. They are a few after a kill, and are
+    # made again; but they may be many if the user went back: then a copy keeps them.
+    if went_back:
+        to_copy += folder.glob(f"{RECORD}*")
+    for path in to_copy:
         if path.exists():
             shutil.copy(path, aside)
     print(f"what this run left after step {step} before is now in {aside}", flush=True)
@@ -258,8 +257,7 @@ def _written_after(folder: Path, step: int) -> list[Path]:
     later = []
     for prefix in BY_STEP.split():
         for number, path in numbered(folder, prefix).items():
-            # what is numbered `step` was written before, but for config-from-step-N.yaml: it holds
-            # from step N on
+            # config-from-step-N.yaml is written after step N, everything else numbered N before
             if number > step or (number == step and path.suffix == ".yaml"):
                 later.append(path)
     at_end = [folder / name for name in AT_END.split()]
@@ -267,18 +265,18 @@ def _written_after(folder: Path, step: int) -> list[Path]:
 
 
 def write_manifest(checkpoint: Path, checksums: bool, **facts: Any) -> None:
-    """Name all files of a checkpoint, with their sizes, in a file that is put in place by rename.
+    """Write the manifest of a checkpoint: the names and sizes of its files, and `facts`.
 
-    For `checksums`, it reads the files again: a CRC-32 finds damage as well as a cryptographic hash
-    does, in half the time (about 0.5 s per GiB). Without, a bit that flips on the disk goes
-    unnoticed.
+    With `checksums`, read the files again for a CRC-32 of each (about 0.5 s per GiB), which finds
+    damage as well as a cryptographic hash does, in half the time. Without them, a bit that flips
+    on the disk goes unnoticed.
     """
     files = {}
     for path in sorted(checkpoint.rglob("*")):
         if path.is_file() and path.name != MANIFEST:
             checksum = _crc32(path) if checksums else None
             files[str(path.relative_to(checkpoint))] = (path.stat().st_size, checksum)
-    # through JSON once, which changes tuples and keys, so that `read_manifest` finds the same sum
+    # converted by JSON as when it is read (tuples, keys), so that `read_manifest` has the same sum
     content = json.loads(json.dumps({**facts, "files": files}, default=str))
     write_json(checkpoint / MANIFEST, {**content, "crc32": _sum_of(content)})
 
@@ -292,7 +290,7 @@ def read_manifest(checkpoint: str | Path) -> dict[str, Any]:
 
 
 def sync(folder: Path) -> None:
-    """Wait until all of a folder is on the disk, where a loss of power cannot undo it."""
+    """Wait until a folder's files are on the disk, so that a loss of power cannot undo them."""
     for path in [*folder.rglob("*"), folder, folder.parent]:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -324,7 +322,7 @@ def checkpoint_fault(checkpoint: str | Path) -> str | None:
         return "is not a folder"
     if not (folder / MANIFEST).exists():
         return f"has no {MANIFEST}, which is written last, so it is not whole"
-    name = MANIFEST  # the file that is being read, for the last sentence
+    name = MANIFEST  # the file that is being read, for the error below
     try:
         manifest = read_manifest(folder)
         if manifest["save_only_model"]:

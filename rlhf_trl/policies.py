@@ -13,7 +13,7 @@ def load_policy(model: Any, args: Any) -> Any:
     """Return a whole language model that answers, on `args.device`; an adapter with its base."""
     from trl import get_quantization_config
 
-    args_of_policy = copy(args)  # in which `prepare_model` sets model_init_kwargs
+    args_of_policy = copy(args)  # a copy, as `prepare_model` sets its model_init_kwargs
     quantization = get_quantization_config(model)
     policy = prepare_model(model, args_of_policy)
     if isinstance(policy, str):  # a name or folder; the untrained embedded model is built already
@@ -22,10 +22,10 @@ def load_policy(model: Any, args: Any) -> Any:
         if quantization is not None:
             options = {
                 "quantization_config": quantization,
-                "device_map": {"": args.device},  # the whole model there
+                "device_map": {"": args.device},  # the whole model on this device
                 **options,
             }
-        with whole_weights(args), as_saved(policy):
+        with whole_weights(args), as_saved(policy):  # unsharded; missing weights are an error
             policy = load_language_model(policy, **options)
     if quantization is None:  # a quantized model cannot be moved
         policy = policy.to(args.device)
@@ -37,15 +37,15 @@ def check_language_model(model: Any, args: Any) -> None:
     import transformers
 
     config = model_config(model, args)
-    names = config.architectures or ["none"]
-    kind = getattr(transformers, names[0], None)
-    # without `can_generate` it cannot: bool() is False; with auto_map, the model comes with code of
-    # its own, whose class is not among those of transformers
-    if getattr(kind, "can_generate", bool)() or getattr(config, "auto_map", None):
+    name = (config.architectures or ["none"])[0]
+    model_class = getattr(transformers, name, None)
+    can_generate = hasattr(model_class, "can_generate") and model_class.can_generate()
+    # with auto_map, the model comes with code of its own, and transformers lacks its class
+    if can_generate or getattr(config, "auto_map", None):
         return
-    what = f"an architecture that transformers does not have ({names[0]})"
-    if kind is not None:
-        what = "a classifier" if "Classification" in names[0] else f"no language model ({names[0]})"
+    what = f"an architecture that transformers does not have ({name})"
+    if model_class is not None:
+        what = "a classifier" if "Classification" in name else f"no language model ({name})"
     raise InputError(
         f"model_name_or_path: {model.model_name_or_path!r} is {what}, which writes no answers; "
         "name a language model (of which to sample: dataset.sampled_from)."
@@ -53,12 +53,12 @@ def check_language_model(model: Any, args: Any) -> None:
 
 
 def check_trainable(model: Any, args: Any) -> None:
-    """Refuse to train the weights of a quantized model, which get no gradient; LoRA adds some."""
+    """Refuse to train a quantized model, whose weights get no gradient, without an adapter."""
     if model.use_peft:
         return
-    asked = [key for key in ("load_in_4bit", "load_in_8bit") if getattr(model, key)]
-    if asked or getattr(model_config(model, args), "quantization_config", None) is not None:
-        what = asked[0] if asked else f"model_name_or_path: {model.model_name_or_path!r}"
+    keys = [key for key in ("load_in_4bit", "load_in_8bit") if getattr(model, key)]
+    if keys or getattr(model_config(model, args), "quantization_config", None) is not None:
+        what = keys[0] if keys else f"model_name_or_path: {model.model_name_or_path!r}"
         raise InputError(
             f"{what}: the weights of a quantized model cannot be trained; add use_peft: true, "
             "which trains an adapter beside them, or name a whole model."
@@ -66,9 +66,9 @@ def check_trainable(model: Any, args: Any) -> None:
 
 
 def load_language_model(source: str, **options: Any) -> Any:
-    """Return the language model of a folder or hub name; an adapter in PEFT's wrapper, on its base.
+    """Return the language model of a folder or hub name; an adapter, on its base, as a PEFT model.
 
-    transformers would load adapters, too, but pass over what it does not know, such as DoRA's
+    PEFT loads adapters, as transformers would ignore weights that it does not know, such as DoRA's
     magnitudes. The `options` are those of `from_pretrained`.
     """
     from transformers import AutoModelForCausalLM
@@ -102,9 +102,9 @@ def load_language_model(source: str, **options: Any) -> Any:
 
 
 def check_adapter(model: Any, source: str, revision: str | None = None) -> None:
-    """Refuse an adapter of which `PeftModel.from_pretrained` passed over some weights, or lacked.
+    """Refuse an adapter that lacks weights, or has some that `PeftModel.from_pretrained` ignored.
 
-    Only loading again tells: `from_pretrained` warns of some and is silent about others.
+    The adapter is loaded again to learn of them: `from_pretrained` does not report them all.
     """
     weights = model.load_adapter(source, model.active_adapter, revision=revision)
     for fault, keys in (("lacks", weights.missing_keys), ("also has", weights.unexpected_keys)):
@@ -117,12 +117,12 @@ def check_adapter(model: Any, source: str, revision: str | None = None) -> None:
 
 @contextmanager
 def fitting_adapter(source: str) -> Iterator[None]:
-    """Say in one sentence that an adapter does not fit its base, where PEFT raises an error."""
+    """Turn PEFT's errors in the block to one sentence: the adapter does not fit its base."""
     try:
         yield
     except (KeyError, RuntimeError) as error:  # a weight is missing, or of another shape
-        lacking = isinstance(error, KeyError)
-        reason = f"it lacks {error.args[0]}" if lacking else reason_in_short(error)
+        is_missing = isinstance(error, KeyError)
+        reason = f"it lacks {error.args[0]}" if is_missing else reason_in_short(error)
         raise InputError(
             f"{source} is an adapter that does not fit its base model ({reason}); name a whole "
             f"one, or correct base_model_name_or_path in its {ADAPTER}."
@@ -131,7 +131,7 @@ def fitting_adapter(source: str) -> Iterator[None]:
 
 @contextmanager
 def whole_weights(args: Any) -> Iterator[None]:
-    """Load whole weights: ZeRO-3 would shard a model that no optimizer ever sees."""
+    """Load whole weights in the block, also under ZeRO-3, which would shard them for training."""
     from transformers.integrations import deepspeed
 
     sharded = deepspeed.is_deepspeed_zero3_enabled()

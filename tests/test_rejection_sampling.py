@@ -206,7 +206,7 @@ def test_any_number_of_processes_samples_the_same(monkeypatch):
         **{"world_size": 1, "device": torch.device("cpu"), "seed": 0, "model_init_kwargs": None},
     )
     rows = TASKS.train
-    how = {"count": 3, "seed": 5, "sampling": SAMPLED, "dealt": True}
+    how = {"count": 3, "seed": 5, "sampling": SAMPLED, "share_batches": True}
     sample = partial(sampling.sample_completions, model, **how)
     alone = sample(SimpleNamespace(**vars(args)), rows)
     assert len({one.text for one in alone[0]}) > 1

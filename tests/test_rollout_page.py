@@ -89,7 +89,7 @@ def test_rewards_keep_their_names_after_a_resume_with_others(tmp_path):
     rewards = [{"right": [1.0, 0.0], "short": [0.25, 0.5]}, {"kind": [3.0, 5.0], "right": [0, 1]}]
     for number, each in enumerate(rewards):
         samples = [("prompt", f"answer {n}", 3, True, None) for n in range(2)]
-        store.write("train", number, (number, 0.0), samples, each, size=2)
+        store.write("train", number, (number, 0.0), samples, each, samples_per_prompt=2)
     store.close()
     page.write_page([tmp_path], tmp_path / "page.html")
     (found,) = Read(tmp_path / "page.html").runs()

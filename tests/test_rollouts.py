@@ -28,9 +28,9 @@ from rlhf_trl.rollouts.generate import (
     check_prompts,
     end_tokens,
     generate,
-    neutral,
     prompt_texts,
     seeded,
+    without_generation_config,
 )
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.tiny.model import build_model
@@ -481,9 +481,9 @@ def test_a_score_is_averaged_over_the_answers_to_which_it_applies():
         trainer.evaluate()
 
 
-def test_neutral_gives_back_after_an_error():
+def test_the_generation_config_comes_back_after_an_error():
     model = spoiled(**ALL)
-    with pytest.raises(KeyError), neutral(model):
+    with pytest.raises(KeyError), without_generation_config(model):
         assert model.generation_config.min_p is None
         raise KeyError
     assert model.generation_config.min_p == 0.2

@@ -146,7 +146,7 @@ def head_of(name):
     return head
 
 
-def sampled(seed, dealt=False):
+def sampled(seed, share_batches=False):
     args = SimpleNamespace(
         device=torch.device("cpu"),
         process_index=0,
@@ -156,7 +156,7 @@ def sampled(seed, dealt=False):
         model_init_kwargs=None,
     )
     model = ModelConfig(model_name_or_path="tiny", dtype="float32")
-    return sampling.sample_completions(model, args, ROWS, 2, seed, SAMPLED, dealt)
+    return sampling.sample_completions(model, args, ROWS, 2, seed, SAMPLED, share_batches)
 
 
 PER_PROMPT = ("top", top_per_prompt), ("random", random_per_prompt)
@@ -165,7 +165,7 @@ SEEDS = {
     "demonstrations": lambda seed: made.demonstrations(ROWS, "imperfect", seed),
     "demonstrations of copying": lambda seed: made.demonstrations(ROWS, "hinted", seed),
     "sampled answers": sampled,
-    "sampled answers that processes share": lambda seed: sampled(seed, dealt=True),
+    "sampled answers that processes share": lambda seed: sampled(seed, share_batches=True),
     **{f"selection {name}": partial(select, [[0, 1, 1, 1]] * 9) for name, select in PER_PROMPT},
     **{f"selection {name}": partial(select, [[0, 1, 1, 1]] * 9, 5) for name, select in OVERALL},
     "on-policy pairs of a reward model": lambda seed: list(on_policy(seed=seed).train),

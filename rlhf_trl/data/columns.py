@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
-Shape = Sequence[str]  # columns that make an example
-Names = Mapping[str, str]  # the data set's columns, by this package's names
+Shape = Sequence[str]  # columns that make an example, such as ("prompt", "chosen", "rejected")
+Names = Mapping[str, str]  # {this package's name of a column: the data set's name of that column}
 Counted = tuple["Dataset", dict[str, int]]  # examples, and how many rows make none, by reason
-UNSPLIT = f"{PARTED}, or {UNANSWERED}"
+UNSPLIT = f"{PARTED}, or {UNANSWERED}"  # why no prompt can be split off a row
 TEMPLATE = ("tools", "chat_template_kwargs")  # columns that TRL's trainers hand to chat templates
 VALUES = ("label", "margin", "finished")  # columns of one value that are not texts
 # Of OpenAI's messages, and what some chat templates call what a tool says. An unknown role would
@@ -128,7 +128,7 @@ def converted(
     numbered: bool = False,
     **options: Any,
 ) -> "Dataset":
-    """Return the rows that `convert` makes of each row, or say of which it can make none.
+    """Return the new rows that `convert` makes of all rows.
 
     Args:
         dataset: the rows.
@@ -137,6 +137,9 @@ def converted(
         features: of the new columns; None: `datasets` infers them.
         numbered: whether the column `ROW` says which row a new one is made of.
         options: further arguments of `convert`.
+
+    Raises:
+        BadRows: `convert` refuses some rows; all of them are named.
     """
     import pyarrow as pa
     from datasets import Features, Value
@@ -144,6 +147,7 @@ def converted(
     if features and numbered:
         features = {**features, ROW: Value("int64")}
     names = list(features) if features else None
+    # `code` is part of the key under which `datasets` caches the result
     arguments = {"convert": convert, "names": names, "numbered": numbered, "code": code()}
     try:
         return dataset.map(
@@ -155,7 +159,7 @@ def converted(
             fn_kwargs={**arguments, **options},
             desc="Converting rows",
         )
-    except WrongRow:  # this was the first one; a second pass finds all
+    except WrongRow:  # raised by the first bad row; a second pass finds all of them
         raise BadRows(where, _wrong_rows(dataset, partial(convert, **options))) from None
     except pa.ArrowException as error:
         raise InputError(
@@ -224,7 +228,7 @@ def check_mapped(there: Sequence[str], columns: Names, where: str) -> None:
             )
 
 
-def renamed(
+def select_shape(
     dataset: "Dataset",
     where: str,
     columns: Names,
@@ -232,27 +236,32 @@ def renamed(
     optional: Shape = (),
     instead: Shape = (),
 ) -> "Dataset":
-    """Return the columns of one shape, and no others, under this package's names.
+    """Select the columns of one shape, under our names, and split prompts off conversations.
 
-    Messages lose keys that are None. Conversations lose their prompt, which becomes the column
-    `prompt` where there is none; rows with `UNSPLIT` ones are left out. The column `ROW` stays.
+    The last message of a conversation is the answer; the messages before it become the column
+    `prompt`. A row whose prompt cannot be split off, for a reason of `UNSPLIT`, is left out.
+    Messages lose keys that are None. The column `ROW` stays.
 
     Args:
         dataset: the rows.
         where: the path or name of the data set, for errors.
-        columns: the data set's names of columns, by ours.
-        shapes: columns that make an example, in all shapes `prompt` first; the first shape whose
-            second column is there is read, or else the last.
-        optional: columns that may be missing.
+        columns: {our name of a column: the data set's name}, where the two differ.
+        shapes: the columns of an example, in our names, such as ("prompt", "chosen", "rejected").
+            The second column tells shapes apart, since conversations may lack the first, `prompt`:
+            the first shape whose second column the data set has is read, or else the last shape.
+        optional: columns that are read where the data set has them.
         instead: columns that the caller makes a shape of, for the error message.
+
+    Raises:
+        InputError: a column is missing, or goes unread; BadRows: cells cannot be read.
     """
     from datasets import Json
 
     original = dataset
-    there = [name for name in dataset.column_names if name != ROW]
-    theirs = _names_there(there, where, columns, shapes, optional)  # the data set's, by ours
-    shape = next((shape for shape in shapes if theirs[shape[1]] in there), shapes[-1])
-    names = [name for name in (*shape, *optional) if theirs[name] in there]
+    columns_there = [name for name in dataset.column_names if name != ROW]
+    theirs = _names_there(columns_there, where, columns, shapes, optional)
+    shape = next((shape for shape in shapes if theirs[shape[1]] in columns_there), shapes[-1])
+    names = [name for name in (*shape, *optional) if theirs[name] in columns_there]
     dataset = _selected(dataset, names, theirs)
     dataset = with_template_columns(_with_csv_values(dataset, where), where)
     # a column is Json where its cells have different keys or types, perhaps texts and messages
@@ -261,18 +270,18 @@ def renamed(
         check_alike(prompts, prompts[0], where)
     of_examples = [name for name in dataset.column_names if name not in (*TEMPLATE, ROW)]
     dataset = _split_prompts(without_none(dataset, of_examples, where), where)
-    # only now, as a prompt may just have been taken out of conversations
+    # checked only now, as `_split_prompts` may have made the column `prompt`
     lacking = [name for name in shape if name not in dataset.column_names]
     if lacking:
-        # of a shape before this one, the second column is not there
+        # earlier shapes are no alternative: the data set lacks their second column
         others = list(shapes[list(shapes).index(shape) + 1 :])
         if instead:
             others.append(instead)
         alternatives = "".join(f" (or {', '.join(other)})" for other in others)
-        hint = mapping_hint([*lacking, *instead], there, theirs, original)
+        hint = mapping_hint([*lacking, *instead], columns_there, theirs, original)
         raise InputError(
             f"dataset: {where} lacks {', '.join(lacking)}; it needs {', '.join(shape)}"
-            f"{alternatives} and has {', '.join(there)}; {hint}."
+            f"{alternatives} and has {', '.join(columns_there)}; {hint}."
         )
     return dataset
 
@@ -280,10 +289,13 @@ def renamed(
 def _names_there(
     there: Sequence[str], where: str, columns: Names, shapes: Sequence[Shape], optional: Shape
 ) -> dict[str, str]:
-    """Return what a data set would call each column that is read, by our names for them.
+    """Return {our name: the data set's name} for all columns that may be read.
 
-    `there` are its columns; the other arguments are those of `renamed`. Refuse a mapping of columns
-    that nobody reads or that are not there, and columns that would go unread.
+    `there` are the columns of the data set; the other arguments are those of `select_shape`.
+
+    Raises:
+        InputError: `columns` maps a column that nobody reads or that is not there, or the data set
+            has columns of chat templates that would go unread.
     """
     of_shapes = [name for shape in shapes for name in shape]
     known = dict.fromkeys([*of_shapes, *optional])
@@ -299,8 +311,12 @@ def _names_there(
 
 
 def _selected(dataset: "Dataset", names: Sequence[str], theirs: Names) -> "Dataset":
-    """Return the columns with these names of ours, and `ROW`; `theirs` are the data set's names."""
-    # reversed: a column with two of our names is renamed to the first, and copied for the second
+    """Return the columns `names`, and `ROW`, of a data set.
+
+    `names` are our names; `theirs` maps each to the data set's name. Two names may map to one
+    column, which is then renamed to the first name and copied for the second.
+    """
+    # {their name: our name}; reversed, so that the first of two names of ours is kept
     ours = {theirs[name]: name for name in reversed(names)}
     numbers = [ROW] if ROW in dataset.column_names else []
     dataset = dataset.select_columns([*ours, *numbers]).rename_columns(ours)
@@ -314,20 +330,20 @@ def _selected(dataset: "Dataset", names: Sequence[str], theirs: Names) -> "Datas
 def mapping_hint(
     lacking: Sequence[str], there: Sequence[str], taken: Mapping[str, str], dataset: "Dataset"
 ) -> str:
-    """Say how to map columns, with those that by their name may mean what is lacking.
+    """Say how to map columns, and which column may be meant, to judge by its name.
 
     Where several columns of the data set may mean one of ours, none is suggested.
 
     Args:
         lacking: columns of ours that the data set lacks.
         there: columns of the data set.
-        taken: those of them that are read already, by our names.
-        dataset: its rows, for the types of its columns.
+        taken: {our name: the data set's name} of columns that are read already.
+        dataset: the rows, for the types of their columns.
     """
     free = [name for name in there if name not in taken.values()]
     if not free:
         return "add them"
-    guesses = {}  # the data set's names, by ours
+    guesses = {}  # {our name: the data set's name}
     for ours in lacking:
         if ours == "messages":
             candidates = [name for name in free if _holds_messages(dataset.features[name])]
@@ -363,9 +379,11 @@ def check_unread(names: Collection[str], where: str) -> None:
 
 
 def with_template_columns(dataset: "Dataset", where: str) -> "Dataset":
-    """Return `TEMPLATE` columns as the rows have them, without what Arrow adds to make them alike.
+    """Return the data set with its `TEMPLATE` columns parsed, as each row was written.
 
-    A row's `tools` are a list, or JSON text of one, or None; its `chat_template_kwargs` a mapping.
+    Arrow gives the values of a nested column the same keys, with None where a row has no such key;
+    these keys are removed. In a file, `tools` are a list or None, `chat_template_kwargs` a mapping
+    or None; both may be JSON text.
     """
     from datasets import Json, Value
 
@@ -373,8 +391,7 @@ def with_template_columns(dataset: "Dataset", where: str) -> "Dataset":
     if not names:
         return dataset
     features = {**dataset.features, **{name: Json() for name in names}}
-    # Arrow gives all values of a nested column the same keys, those a row lacks with None; texts
-    # (Value) and Json are kept as they are
+    # texts (Value) and Json columns keep each row's own keys
     padded = [name for name in names if not isinstance(dataset.features[name], Json | Value)]
     return converted(dataset, _template_row, where, features, numbered=True, padded=padded)
 
@@ -415,7 +432,7 @@ def _template_row(row: Row, padded: list[str]) -> list[Row]:
 
 
 def _with_csv_values(dataset: "Dataset", where: str) -> "Dataset":
-    """Return the columns of `VALUES` of a CSV file as numbers, or true and false, not as texts."""
+    """Return a CSV file's columns `VALUES` as numbers or booleans; they are read as texts."""
     from datasets import Value
 
     if dataset.info.builder_name != "csv":
@@ -465,14 +482,20 @@ def _csv_value(text: str | None) -> bool | float | str | None:
 
 
 def without_none(dataset: "Dataset", names: Sequence[str], where: str) -> "Dataset":
-    """Return the columns `names`, their messages without keys that only other messages have.
+    """Return the data set with tidied messages in the columns `names`.
 
     Arrow gives all messages of a column the same keys, with None where a message has no such key.
-    Messages that only call tools get an empty `content`.
+    Three kinds of columns of messages differ:
+
+    - Messages with role and content only, and texts, stay as they are.
+    - Messages with more keys lose those that are None; the column becomes Json, the one type in
+      which each message keeps just its own keys.
+    - Messages that may call tools (all columns of Json included) get an empty `content` where they
+      only call tools.
     """
     from datasets import Features, Json, List
 
-    padded = {}  # columns whose messages have keys that are None, and their features without
+    padded = {}  # {column whose messages have keys that Arrow added: its new type}
     calling = []  # columns whose messages may call tools
     for name in names:
         feature = dataset.features[name]
@@ -486,7 +509,7 @@ def without_none(dataset: "Dataset", names: Sequence[str], where: str) -> "Datas
         calls = {"role", "tool_calls"} <= {*keys}
         if calls or {"role", "content"} < {*keys}:  # there are more keys, which some may lack
             padded[name] = List(Json())
-        if calls or isinstance(inner, Json):  # Json does not tell its keys
+        if calls or isinstance(inner, Json):  # the type Json does not tell which keys there are
             calling.append(name)
     if padded:
         features = Features({**dataset.features, **padded})
@@ -524,28 +547,34 @@ def _only_calls(message: Any) -> bool:
 
 
 def _split_prompts(dataset: "Dataset", where: str) -> "Dataset":
-    """Take the prompt out of conversations, where any has to be split.
+    """Split prompts off the columns `SIDES`, which hold answers or whole conversations.
 
-    A data set of texts, and one whose prompts and answers are apart already, is returned as it is.
+    What happens depends on what the columns hold:
+
+        prompt              answers            result
+        texts               texts              returned as they are
+        messages            one message each   returned as they are
+        messages            texts              texts become messages
+        messages            conversations      each answer loses the messages before its last
+        texts or missing    conversations      the same; `prompt` becomes messages
     """
     from datasets import List, Value
 
     features = dict(dataset.features)
     sides = [name for name in SIDES if name in features]
-    # columns of lists, which should be messages, and Json, which may hold some
+    # neither Value (a text) nor dict (one mapping): a List of messages, or Json, which may hold one
     chats = {name for name in features if not isinstance(features[name], Value | dict)}
-    # texts may answer a prompt of messages; without one, all answers have to be conversations
     has_chats = "prompt" in chats or set(sides) <= chats
     if not sides or not has_chats:
         return dataset
-    if {"prompt", *sides} <= chats:  # they may be apart already
+    if {"prompt", *sides} <= chats:  # prompts may have been split off already
         answers = (cell for name in sides for cell in cells(dataset, name))
         if all(_is_answer(answer) for answer in answers):
             return dataset
     for name in sides:  # texts beside messages become messages
         if getattr(features[name], "dtype", "").endswith("string"):
             features[name] = List({"role": Value("string"), "content": Value("string")})
-    if "prompt" not in chats:  # it will hold messages, as a side does
+    if "prompt" not in chats:  # it will hold messages, as the answers do
         features["prompt"] = features[sides[0]]
     split = converted(dataset, _split_row, where, features, numbered=True)
     if not len(split):
@@ -602,7 +631,7 @@ def _system_row(row: Row, text: str, names: list[str], code: str) -> Row:
 
     answers = {name: messages(row[name], "assistant") for name in names if name in SIDES}
     if "ranked" in names:
-        answers["ranked"] = [messages(one, "assistant") for one in row["ranked"]]
+        answers["ranked"] = [messages(answer, "assistant") for answer in row["ranked"]]
     prompt = messages(row["prompt"], "user")
     if prompt[0]["role"] != "system":
         prompt = [{"role": "system", "content": text}, *prompt]
@@ -610,19 +639,19 @@ def _system_row(row: Row, text: str, names: list[str], code: str) -> Row:
 
 
 def check_alike(dataset: "Dataset", model: Row, where: str) -> None:
-    """Refuse texts among messages, and examples with other columns than `model` has."""
+    """Refuse rows that have other columns than the row `model`, or texts where it has messages."""
     from datasets import Json
 
-    # without Json, all rows have the types of the first one
-    mixed = any(isinstance(feature, Json) for feature in dataset.features.values())
-    for n, row in enumerate(dataset if mixed else dataset.select([0])):
+    # only a Json column can hold different kinds; otherwise the first row speaks for all
+    may_differ = any(isinstance(feature, Json) for feature in dataset.features.values())
+    for n, row in enumerate(dataset if may_differ else dataset.select([0])):
         for name in dict.fromkeys([*model, *row]):
             form = _form(name, row[name]) if name in row else "missing"
-            wanted = _form(name, model[name]) if name in model else "missing"
-            if form != wanted:
+            model_form = _form(name, model[name]) if name in model else "missing"
+            if form != model_form:
                 raise InputError(
                     f"dataset: {where}: {name} is {form} in row {n + 1} of those that are left and "
-                    f"{wanted} in the first training row; write the same in all."
+                    f"{model_form} in the first training row; write the same in all."
                 )
 
 
@@ -640,9 +669,12 @@ def _form(name: str, value: Any) -> str:
 def check_cells(
     dataset: "Dataset", names: Sequence[str], where: str, written: Names | None = None
 ) -> None:
-    """Refuse what `check_cell` refuses anywhere in these columns.
+    """Check each cell of these columns with `check_cell`, and name all rows with a bad one.
 
-    `written` has the names for the message, by column, where the file calls it otherwise.
+    `written` maps a column to the name that the file, and so the message, has for it.
+
+    Raises:
+        BadRows: names the rows, and what is wrong with each.
     """
     written = written or {}
     reasons: dict[int, str] = {}
@@ -667,10 +699,10 @@ def check_roles(value: Any) -> None:
 
 
 def check_cell(name: str, value: Any) -> None:
-    """Refuse what the cell of a column, called `name` in the message, cannot hold.
+    """Check the cell of a column that the message calls `name`.
 
-    A label is boolean, a margin 0 or more; all others hold a text or messages, which have a known
-    role and a text, and are not blank.
+    A label is boolean, a margin 0 or more. Any other cell holds a text that is not blank, or
+    messages: each has a known role and a text, and the last is not blank or calls tools.
 
     Raises:
         WrongRow: says what is wrong.
@@ -682,8 +714,8 @@ def check_cell(name: str, value: Any) -> None:
             remedy = "write true for desirable and false for undesirable"
             wrong = f"label is {value!r}, which is not boolean; {remedy}"
     elif name == "margin":
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value):
             reason = "which is not a number; write how much better chosen is, or remove the column"
             wrong = f"margin is {value!r}, {reason}"
         elif value < 0:

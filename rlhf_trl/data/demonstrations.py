@@ -12,8 +12,8 @@ from rlhf_trl.data.columns import (
     Names,
     check_cells,
     code,
-    renamed,
     row_numbers,
+    select_shape,
     unnumbered,
 )
 from rlhf_trl.data.examples import Examples, examples
@@ -25,14 +25,15 @@ from rlhf_trl.errors import InputError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-ANSWERED = ("prompt", "completion")
-UNASKED = "nothing comes before the answer"
+COLUMNS = ("prompt", "completion")
+NO_PROMPT = "nothing comes before the answer"  # why a row is left out
 
 
 def load_demonstrations(config: DemonstrationData, demonstrator: str) -> Examples:
     """Make or read the demonstrations that a `dataset:` block describes.
 
-    The `demonstrator` of gym tasks is `imperfect` or `right`; evaluation is on right answers.
+    `demonstrator` says which answers gym tasks get for training, `imperfect` or `right`; their
+    held-out answers are right ones.
     """
     if isinstance(config, FileData):
         if _makes_pairs(config.reader) and "completion" not in config.columns:
@@ -49,43 +50,52 @@ def load_demonstrations(config: DemonstrationData, demonstrator: str) -> Example
 
 
 def _makes_pairs(reader: str | None) -> bool:
-    """Tell whether a reader makes pairs, of which the chosen answers are demonstrations."""
+    """Tell whether a reader makes pairs; their chosen answers then serve as demonstrations."""
     return reader is not None and all("chosen" in form.makes for form in forms(reader))
 
 
 def checked_demonstrations(dataset: "Dataset", where: str, columns: Names) -> Counted:
-    """Return prompts with their completions, and how many were left out.
+    """Return prompts with their completions, and how many rows were left out, by reason.
 
-    The last of the `messages` is the completion, and those before it the prompt. Columns of chat
-    templates (`TEMPLATE`) stay.
+    Of `messages`, the last one is the completion, and the ones before it are the prompt. Columns of
+    chat templates (`TEMPLATE`) stay.
+
+    Args:
+        dataset: the rows.
+        where: the path or name of the data set, for errors.
+        columns: {our name of a column: the data set's name}.
     """
     columns, has_messages = _answer_column(dataset, where, columns)
-    # `renamed` takes the prompt out of messages that are read as completions
-    answered = renamed(dataset, where, columns, (ANSWERED,), TEMPLATE, instead=("messages",))
+    # messages are read as completions: `select_shape` splits the prompt off, and leaves out rows
+    # whose last message is not the assistant's
+    split = select_shape(dataset, where, columns, (COLUMNS,), TEMPLATE, instead=("messages",))
     names_in_errors = {"completion": "messages" if has_messages else "completion"}
-    check_cells(answered, ["completion"], where, names_in_errors)
-    # before prompts are checked: one that is missing leaves its row out, and is no error
-    asked = answered.filter(
-        _asked,
+    check_cells(split, ["completion"], where, names_in_errors)
+    # before prompts are checked: a missing prompt leaves its row out, and is no error
+    with_prompt = split.filter(
+        _have_prompt,
         batched=True,
-        input_columns=list(ANSWERED),
+        input_columns=list(COLUMNS),
         fn_kwargs={"code": code()},
         desc="Leaving out rows",
     )
-    if not len(asked):
-        raise InputError(f"dataset: in all {len(dataset)} rows of {where} {UNASKED}.")
+    if not len(with_prompt):
+        raise InputError(f"dataset: in all {len(dataset)} rows of {where} {NO_PROMPT}.")
     dropped = {
-        _naming_rows(UNANSWERED, dataset, answered): len(dataset) - len(answered),
-        UNASKED: len(answered) - len(asked),
+        _naming_rows(UNANSWERED, dataset, split): len(dataset) - len(split),
+        NO_PROMPT: len(split) - len(with_prompt),
     }
-    if not dropped[UNASKED]:
-        asked = answered  # the same rows, without the indices of `filter`, which make all slow
-    check_cells(asked, ["prompt"], where)
-    return unnumbered(asked), dropped
+    if not dropped[NO_PROMPT]:
+        with_prompt = split  # the same rows, without the list of indices that makes `filter`'s slow
+    check_cells(with_prompt, ["prompt"], where)
+    return unnumbered(with_prompt), dropped
 
 
 def _answer_column(dataset: "Dataset", where: str, columns: Names) -> tuple[Names, bool]:
-    """Return the mapping `columns` with messages as completions; tell whether messages are read."""
+    """Return `columns` with messages mapped to `completion`, and whether messages are read.
+
+    The arguments are those of `checked_demonstrations`.
+    """
     columns = dict(columns)
     messages = columns.pop("messages", None)  # the data set's name of that column
     has_completion = "completion" in (*dataset.column_names, *columns)
@@ -101,9 +111,12 @@ def _answer_column(dataset: "Dataset", where: str, columns: Names) -> tuple[Name
     return columns, messages is not None
 
 
-def _naming_rows(reason: str, whole: "Dataset", kept: "Dataset") -> str:
-    """Return why rows are left out with the first of their numbers, from 1."""
-    numbers = sorted({*row_numbers(whole)} - {*row_numbers(kept)})
+def _naming_rows(reason: str, before: "Dataset", after: "Dataset") -> str:
+    """Return the reason why rows are left out, with the first numbers, from 1, of these rows.
+
+    They are the rows of the data set `before` that are not in the data set `after`.
+    """
+    numbers = sorted({*row_numbers(before)} - {*row_numbers(after)})
     if not numbers:
         return reason
     rows = ", ".join(f"row {number + 1}" for number in numbers[:LISTED])
@@ -111,6 +124,6 @@ def _naming_rows(reason: str, whole: "Dataset", kept: "Dataset") -> str:
     return f"{reason}: {rows}{more}"
 
 
-def _asked(prompts: list[Any], completions: list[Any], code: str) -> list[bool]:
-    """Tell which rows have a prompt; of texts all are kept, as their empty prompts are errors."""
+def _have_prompt(prompts: list[Any], completions: list[Any], code: str) -> list[bool]:
+    """Tell which rows have a prompt; rows of texts count, as their empty prompts are errors."""
     return [p is not None or isinstance(c, str) for p, c in zip(prompts, completions, strict=True)]

@@ -47,8 +47,8 @@ class Rows(NamedTuple):
 
     dataset: "Dataset"
     path: str
-    kind: str | None  # of the files; None: a hub data set
-    source: dict[str, Any]
+    kind: str | None  # of the files, "json", "csv" or "parquet"; None: a hub data set
+    source: dict[str, Any]  # the arguments of `load_dataset` but the split
     split: str
 
 
@@ -65,16 +65,16 @@ def read(
     Args:
         path: of the file or folder, or the name on the hub.
         split: of the data set, or a slice of one.
-        count: rows to read, the first ones; None: all.
+        count: how many rows to read, from the first; None: all.
         name: the config of a hub data set.
-        reader: makes examples of the rows; those of which it makes none are counted.
+        reader: the name of a reader, which makes examples of the rows; None: return the rows.
         key: the field of the block that named the path or the split, for errors.
     """
     rows = _rows(path, split, count, name, reader, key)
     if not reader:
         return rows.dataset, {}
     try:
-        examples, dropped = _made(rows.dataset, reader, path)
+        examples, dropped = _examples_by_reader(rows.dataset, reader, path)
     except BadRows as error:
         raise BadRows(path, error.reasons, _places(rows, error.reasons)) from error
     return unnumbered(examples), dropped
@@ -92,19 +92,23 @@ def read_examples(
 ) -> Counted:
     """Return the examples made of the first `count` rows, and how many rows were left out.
 
-    Rows are left out by the reader, by `convert`, or because they are bad: up to `config.skip_bad`
-    of these, which are listed in the reason for it. More of them raise `BadRows`.
+    Rows are left out by the reader, by `convert`, or because they are bad. The reason of bad rows
+    lists which ones they are.
 
     Args:
         config: the block, with reader, columns and system prompt.
         path: of the file or folder, or the name on the hub.
         split: of the data set, or a slice of one.
-        count: rows to read, the first ones; None: all.
+        count: how many rows to read, from the first; None: all.
         key: the field of the block that named the path or the split, for errors.
         convert: makes examples of rows, and counts what it leaves out, by reason; it takes the
             rows, the path, `config.columns` and the `options`.
-        answers: columns whose cells stay the texts that stand in the file.
+        answers: columns of right answers, which are read as the text that the file has: "1.50",
+            not 1.5.
         options: further arguments of `convert`.
+
+    Raises:
+        BadRows: there are more than `config.skip_bad` bad rows.
     """
     rows = _rows(path, split, count, config.name, config.reader, key)
     dataset = rows.dataset
@@ -112,20 +116,20 @@ def read_examples(
         # a reader parses answers itself
         theirs = [config.columns.get(name, name) for name in answers]  # as the data set calls them
         dataset = _answers_as_written(rows, theirs)
-    bad: dict[int, str] = {}  # number of a row -> what is wrong with it, of all passes
-    places: dict[int, str] = {}
-    while True:  # a pass finds some bad rows, which the next one goes without
+    bad: dict[int, str] = {}  # {number of a row: what is wrong with it}, of all passes
+    places: dict[int, str] = {}  # {number of a row: where it stands, such as "line 3"}
+    while True:  # each pass leaves out the bad rows that the passes before raised
         try:
             readable, dropped_by_reader = dataset, {}
             if config.reader:
-                readable, dropped_by_reader = _made(dataset, config.reader, path)
+                readable, dropped_by_reader = _examples_by_reader(dataset, config.reader, path)
             examples, dropped = convert(readable, path, config.columns, **options)
             break
         except BadRows as error:
             bad |= error.reasons
             places = _places(rows, bad)
-            # too many, or all of them
-            if len(bad) > config.skip_bad or len(bad) == len(rows.dataset):
+            no_row_is_left = len(bad) == len(rows.dataset)
+            if len(bad) > config.skip_bad or no_row_is_left:
                 raise BadRows(path, bad, places) from error
             dataset = without_rows(dataset, list(bad))
     examples = columns.with_system_prompt(examples, config.system_prompt)
@@ -146,7 +150,7 @@ def _rows(
     """Load the rows of a file, folder or hub data set; the arguments are those of `read`.
 
     Raises:
-        InputError: they cannot be read; where a line of a file is why, it is named.
+        InputError: they cannot be read. If a line of a file is the cause, the error names it.
     """
     from datasets import load_dataset
 
@@ -160,7 +164,7 @@ def _rows(
     except InputError:  # a sentence already, of `_source`
         raise
     except Exception as error:  # the libraries below raise many kinds
-        _find_fault(kind, files, key)
+        _refuse_faulty_files(kind, files, key)  # raises a clearer error, if it finds a faulty file
         # an error of `datasets` may only say that it failed, and have the reason as its cause
         reason = reason_in_short(error.__cause__ or error)
         raise InputError(
@@ -171,7 +175,7 @@ def _rows(
         ) from error
     # load_dataset reads a JSON list of anything but objects as one column, text
     if source["path"] == "json" and dataset.column_names == ["text"]:
-        _find_fault(kind, files, key)
+        _refuse_faulty_files(kind, files, key)
     first_rows = dataset.select(range(len(dataset))[:count])
     return Rows(first_rows, path, kind, source, split)
 
@@ -179,8 +183,12 @@ def _rows(
 def _source(
     path: str, split: str, name: str | None, reader: str | None, kind: str | None, files: list[Path]
 ) -> dict[str, Any]:
-    """Return the arguments of `load_dataset` but the split; `_files` returned kind and files."""
-    lines = forms(reader)[0].lines if reader else ()  # of a reader of line files: their names
+    """Return the arguments of `load_dataset` but the split.
+
+    `kind` and `files` are what `_files` returned; the other arguments are those of `read`.
+    """
+    # the names of files on the hub that this reader parses line by line, if it is such a reader
+    lines = forms(reader)[0].lines if reader else ()
     # of a folder, load_dataset reads only files whose suffix is in small letters
     has_odd_suffix = any(file.suffix != file.suffix.lower() for file in files)
     if lines and (not kind or files[0].suffix.lower() == ".jsonl"):
@@ -215,9 +223,11 @@ def _csv_as_texts(file: Path) -> dict[str, Any]:
 
 
 def _of_each_row(rows: Rows, of_file: Callable[[Path], list[Any]]) -> list[Any] | None:
-    """Return what `of_file` says of each row of its file, for the rows that were read.
+    """Return one value for each row that was read.
 
-    None is returned where `of_file` counts other rows in a file than load_dataset does.
+    `of_file` takes a file and returns a value for each row of that file. Return None where the
+    number of its values is not the number of rows that load_dataset found: then it is unknown
+    which value belongs to which row.
     """
     from datasets import ReadInstruction, load_dataset, load_dataset_builder
 
@@ -226,18 +236,21 @@ def _of_each_row(rows: Rows, of_file: Callable[[Path], list[Any]]) -> list[Any] 
         str(split): [value for file in paths for value in of_file(Path(file))]
         for split, paths in files.items()
     }
-    # loaded before, so that this reads the cache
+    # `_rows` has loaded the same source, so load_dataset takes it from its cache
     counts = {str(split): len(part) for split, part in load_dataset(**rows.source).items()}
     if any(len(values[split]) != count for split, count in counts.items()):
         return None
-    # a spec such as "train[:9]+test" in numbers of rows
+    # the parts of a split such as "train[:9]+test", from which row to which
     parts = ReadInstruction.from_spec(rows.split).to_absolute(counts)
-    chosen = [value for part in parts for value in values[part.splitname][part.from_ : part.to]]
-    return chosen[: len(rows.dataset)]  # perhaps only the first ones were read
+    of_split = [value for part in parts for value in values[part.splitname][part.from_ : part.to]]
+    return of_split[: len(rows.dataset)]  # perhaps only the first rows were read
 
 
 def _places(rows: Rows, numbers: Mapping[int, str]) -> dict[int, str]:
-    """Return the line, in which file of several, of rows with these numbers, where it is known."""
+    """Return {number of a row: where it stands}, such as "line 3" or "part-1.json, line 3".
+
+    The keys of `numbers` are those of the rows. Without known lines, the result is empty.
+    """
     if rows.kind not in ("json", "csv"):
         return {}
     kind = "text" if rows.source["path"] == "text" else rows.kind  # text: read line by line
@@ -251,7 +264,10 @@ def _places(rows: Rows, numbers: Mapping[int, str]) -> dict[int, str]:
 
 
 def _places_in(file: Path, kind: str) -> list[str]:
-    """Return the line at which each row of a file begins; of a JSON list, its row."""
+    """Return where each row of a file begins: "line 3", or "row 3" of a JSON list.
+
+    `kind` is "json", "csv", or "text" for a file whose every line is a row.
+    """
     if kind == "json" and _is_list(file):
         return [f"row {number}" for number, _ in enumerate(json.loads(file.read_bytes()), 1)]
     places: list[str] = []
@@ -263,12 +279,12 @@ def _places_in(file: Path, kind: str) -> list[str]:
         return places
     start = 1
     with file.open(encoding="utf-8-sig", newline="") as stream, suppress(csv.Error):
-        reader = csv.reader(stream)  # which refuses cells of more than 128 KiB
+        reader = csv.reader(stream)  # csv.Error: a cell of more than 128 KiB
         for cells_of_row in reader:
             if cells_of_row:  # pandas skips blank lines
                 places.append(f"line {start}")
             start = reader.line_num + 1
-    return places[1:]  # without the line of the names of columns
+    return places[1:]  # the first line has the names of the columns
 
 
 def _is_list(file: Path) -> bool:
@@ -278,11 +294,13 @@ def _is_list(file: Path) -> bool:
 
 
 def _answers_as_written(rows: Rows, names: Sequence[str]) -> "Dataset":
-    """Return the rows with the texts that stand in the file in columns of right answers.
+    """Return the rows; right answers, in the columns `names`, become texts as the file has them.
 
-    As values, 1.50 would be 1.5 and `true` would be True. Whole numbers, whose text is the same,
-    stay, as do lists and mappings. The cells of CSV files were read as texts. Of Parquet and the
-    hub, only booleans become texts: other values have no text there.
+    Parsed, 1.50 would be 1.5 and `true` would be True. What becomes a text:
+
+    - in JSON, numbers that are not whole, dates and booleans; a column with lists or mappings stays
+    - in Parquet and on the hub, booleans alone: other values have no written text there
+    - in CSV, nothing: all cells are texts already
     """
     from datasets import Json, Value
 
@@ -302,14 +320,15 @@ def _answers_as_written(rows: Rows, names: Sequence[str]) -> "Dataset":
                 f"dataset: {rows.path}: the numbers in {name} cannot be compared as they are "
                 "written; write JSON lines or a list of objects, or put the answers into quotes."
             )
-        if not any(isinstance(text, list | dict) for text in texts):  # these are no texts
-            dataset = dataset.remove_columns(name)
-            dataset = dataset.add_column(name, texts, feature=Value("string"))
+        if any(isinstance(text, list | dict) for text in texts):  # the column stays as it is
+            continue
+        dataset = dataset.remove_columns(name)
+        dataset = dataset.add_column(name, texts, feature=Value("string"))
     return dataset
 
 
 def _answers_in(file: Path, name: str) -> list[Any]:
-    """Return the cells of a column of a JSON file; numbers and booleans are the texts there."""
+    """Return the cells of a column of a JSON file; numbers and booleans as the file has them."""
     load = partial(json.loads, parse_float=str, parse_int=str, parse_constant=str)
 
     def written(row: Row) -> Any:
@@ -323,9 +342,11 @@ def _answers_in(file: Path, name: str) -> list[Any]:
 
 
 def _files(path: str, name: str | None, key: str) -> tuple[str | None, list[Path]]:
-    """Return the kind of a file, or of those in a folder, and the files.
+    """Return the kind of a path's files, a value of `FORMATS`, and the files.
 
-    The kind is None of a hub name, and of a folder without such files, which load_dataset reads.
+    The path names a file, a folder or a hub data set; `name` is the config of a hub data set. The
+    kind is None for a hub data set, and for a folder without files of a known kind: load_dataset
+    decides how to read these.
 
     Raises:
         InputError: there is no such file, it is of another kind, or a folder has several kinds.
@@ -341,7 +362,7 @@ def _files(path: str, name: str | None, key: str) -> tuple[str | None, list[Path
             f"dataset.{key}: {path} has files of several kinds ({' and '.join(kinds)}); write the "
             "path of a folder with one."
         )
-    if files == [source] and not source.is_file():  # by its suffix, it is no hub name
+    if files == [source] and not source.is_file():  # its suffix tells that it is no hub name
         raise InputError(f"dataset.{key}: there is no file {path!r}; write the path of one.")
     if source.is_file() and not files:
         raise InputError(
@@ -354,9 +375,10 @@ def _files(path: str, name: str | None, key: str) -> tuple[str | None, list[Path
 
 
 def _cache_of(path: Path) -> str:
-    """Return the folder in which `datasets` keeps what it makes of a file or folder.
+    """Return the folder in which `datasets` caches what it makes of a file or folder.
 
-    Its name hashes sizes and content: `datasets` goes by time, which archives and images fix.
+    The folder's name is a hash of sizes and content. `datasets` itself goes by the time of change,
+    which may be the same for different files: archives and container images set it to a fixed time.
     """
     from datasets import config
     from datasets.fingerprint import Hasher
@@ -373,8 +395,8 @@ def _cache_of(path: Path) -> str:
     return str(Path(config.HF_DATASETS_CACHE, Hasher.hash_bytes(parts())))
 
 
-def _find_fault(kind: str | None, files: list[Path], key: str) -> None:
-    """Name what keeps files from being read, if that is found.
+def _refuse_faulty_files(kind: str | None, files: list[Path], key: str) -> None:
+    """Look for what keeps files from being read; return if nothing is found.
 
     Raises:
         InputError: a line is not UTF-8, not JSON or no object, or a file has other columns.
@@ -390,7 +412,7 @@ def _find_fault(kind: str | None, files: list[Path], key: str) -> None:
 
 
 def _check_utf8(file: Path, content: bytes, key: str) -> None:
-    """Name the line of a file that is not UTF-8."""
+    """Refuse a file that is not UTF-8, and name the line."""
     try:
         content.decode()
     except UnicodeDecodeError as error:
@@ -402,14 +424,14 @@ def _check_utf8(file: Path, content: bytes, key: str) -> None:
 
 
 def _check_columns(kind: str | None, files: list[Path], key: str) -> None:
-    """Name the file of a folder that has other columns than the first."""
+    """Refuse a file of a folder that has other columns than the first file."""
     from datasets import load_dataset
 
     names_of = {}
     for file in files:
         try:
             rows = load_dataset(path=kind, split="train", data_files=str(file))
-        except Exception:  # the file is broken by itself, which the caller says
+        except Exception:  # this file cannot be read even alone: the caller's error says so
             return
         names_of[file] = set(rows.column_names)
     for file, names in names_of.items():
@@ -424,32 +446,36 @@ def _check_columns(kind: str | None, files: list[Path], key: str) -> None:
 def _line_files(path: str, split: str, names: Sequence[str]) -> dict[str, Any]:
     """Return the arguments of load_dataset that name files to be read line by line.
 
-    `names` are those of the files on the hub, with {} for the part of the split.
+    `names` are the names of the files on the hub, with {} in place of a split's name. Hub files are
+    downloaded.
     """
     from huggingface_hub import hf_hub_download
 
     if Path(path).exists():
         return {"data_dir": path} if Path(path).is_dir() else {"data_files": path}
-    files: dict[str, list[str]] = {}  # by part of the split, such as "train" of "train[:9]+test"
-    for slice_of_part in split.split("+"):
-        part = slice_of_part.partition("[")[0]
-        if part not in files:
-            paths = [name.format(part) for name in names]
-            files[part] = [hf_hub_download(path, file, repo_type="dataset") for file in paths]
+    files: dict[str, list[str]] = {}  # {name of a split: downloaded files}
+    for part in split.split("+"):  # such as "train[:9]" and "test" of "train[:9]+test"
+        split_name = part.partition("[")[0]
+        if split_name not in files:
+            paths = [name.format(split_name) for name in names]
+            files[split_name] = [hf_hub_download(path, file, repo_type="dataset") for file in paths]
     return {"data_files": files}
 
 
-def _made(dataset: "Dataset", reader: str, where: str) -> Counted:
+def _examples_by_reader(dataset: "Dataset", reader: str, where: str) -> Counted:
     """Return the examples that a reader makes of rows, and how many rows it leaves out.
+
+    A reader has a form (`Reader`) for each layout in which its data set is published; the first
+    form whose columns the rows have makes the examples.
 
     Args:
         dataset: the rows.
-        reader: its name; of its forms, the first whose columns are there is read.
+        reader: its name.
         where: the path or name of the data set, for errors.
     """
     names = [name for name in dataset.column_names if name != ROW]
     check_unread(names, where)
-    # The rows of a file that is read line by line are texts, which `_make` parses.
+    # a file that was read line by line has one column, `text`; a form of `lines` parses it
     is_lines = names == ["text"]
     needs_of_forms = [
         ("text",) if form.lines and is_lines else form.needs for form in forms(reader)
@@ -468,19 +494,22 @@ def _made(dataset: "Dataset", reader: str, where: str) -> Counted:
     makes = forms(reader)[form_number].makes
     features = {column: _feature(kind) for column, kind in makes.items()}
     features[LEFT_OUT] = _feature("string")  # the reason why a row gives no example
-    made = converted(rows, _make, where, features, numbered=True, name=reader, form=form_number)
-    reasons = table(made.select_columns([LEFT_OUT]))[LEFT_OUT].drop_null().value_counts()
+    # an example for each row, or, in the column LEFT_OUT, the reason why there is none
+    results = converted(
+        rows, _examples_or_reasons, where, features, numbered=True, name=reader, form=form_number
+    )
+    reasons = table(results.select_columns([LEFT_OUT]))[LEFT_OUT].drop_null().value_counts()
     dropped = {reason["values"]: reason["counts"] for reason in reasons.to_pylist()}
-    if sum(dropped.values()) == len(made):
+    if sum(dropped.values()) == len(results):
         raise InputError(
-            f"dataset: the reader {reader} makes no example of the {len(made)} rows of {where} "
+            f"dataset: the reader {reader} makes no example of the {len(results)} rows of {where} "
             f"({', '.join(dropped)}); there is nothing to train on."
         )
     if not dropped:
-        return made.remove_columns(LEFT_OUT), {}
+        return results.remove_columns(LEFT_OUT), {}
     # not by `filter`, which keeps all rows and a list of the numbers of some: slow to read later
-    examples = made.with_format("arrow").map(
-        _kept,
+    examples = results.with_format("arrow").map(
+        _without_reasons,
         batched=True,
         remove_columns=[LEFT_OUT],
         fn_kwargs={"code": code()},  # part of the key under which `datasets` caches the result
@@ -489,17 +518,22 @@ def _made(dataset: "Dataset", reader: str, where: str) -> Counted:
     return examples.with_format(None), dropped
 
 
-def _make(row: Row, name: str, form: int) -> list[Row]:
-    """Return the examples that a form of a reader makes of a row, or why it makes none."""
+def _examples_or_reasons(row: Row, name: str, form: int) -> list[Row]:
+    """Return the examples that a reader makes of a row, or {`LEFT_OUT`: why it makes none}.
+
+    `name` is the reader's, and `form` the number of its form.
+    """
     try:
         examples = examples_of(row, forms(name)[form])
     except Misfit as error:
         problem = f"{error}; the reader {name} reads rows of another form"
         raise WrongRow(f"{problem}, so fix or remove the row, or name another reader") from error
+    # a text in place of an example is the reason why there is none
     return [{LEFT_OUT: made} if isinstance(made, str) else made for made in examples]
 
 
-def _kept(batch: "pa.Table", code: str) -> "pa.Table":
+def _without_reasons(batch: "pa.Table", code: str) -> "pa.Table":
+    """Return the examples of a batch: its rows without a reason to leave them out."""
     return batch.filter(batch[LEFT_OUT].is_null()).drop([LEFT_OUT])
 
 
@@ -515,11 +549,12 @@ def _feature(kind: Any) -> Any:
 
 
 def _check_nesting(files: list[Path], key: str) -> None:
-    """Refuse JSON that is nested so deeply that its readers in C++ would crash."""
+    """Refuse JSON that is nested so deeply that the C++ code which reads it would crash."""
     for file in files:
         with file.open("rb") as stream:
             # a list is parsed whole, other files line by line
-            for part in [stream.read()] if _is_list(file) else stream:
+            parts = [stream.read()] if _is_list(file) else stream
+            for part in parts:
                 if part.count(b"[") + part.count(b"{") < DEEP:  # too few to be nested deeply
                     continue
                 try:
@@ -528,12 +563,12 @@ def _check_nesting(files: list[Path], key: str) -> None:
                     raise InputError(
                         f"dataset.{key}: {file} is nested too deeply; write flatter rows."
                     ) from error
-                except ValueError:  # whoever reads it says so
+                except ValueError:  # not JSON: load_dataset will fail, and its error is reported
                     continue
 
 
 def _check_json(file: Path, content: bytes, key: str) -> None:
-    """Name the lines of a JSON file, or the elements of its list, that are not objects."""
+    """Refuse a JSON file whose lines, or elements of its list, are not all objects; name those."""
     if content.strip() in (b"", b"[]"):
         raise InputError(f"dataset.{key}: {file} has no rows; there is nothing to train on.")
     # in a .jsonl file, a line that begins with [ is itself the fault
@@ -562,7 +597,7 @@ def _faults_of_list(content: bytes) -> list[str]:
 
 
 def _faults_of_lines(content: bytes) -> list[str]:
-    """Return what is wrong with the lines of JSON, of which blank ones are none."""
+    """Return what is wrong with lines of JSON; blank lines do not count."""
     faults = []
     for number, line in enumerate(content.splitlines(), 1):
         if not line.strip():
@@ -604,12 +639,10 @@ def read_sides(
 
     Args:
         config: the block.
-        count: rows to train on, the first ones; None: all.
-        convert: makes examples of what was read, and counts what it leaves out; it takes the rows,
-            the path or name, `config.columns` and the options but `answers`.
+        count: how many rows to train on, from the first; None: all.
+        convert: makes examples of rows, as `read_examples` calls it.
         shapes: what the block's reader, if it has one, may make.
-        options: further arguments of `convert`; of these, `answers` are columns whose cells stay
-            the texts that stand in the file.
+        options: `answers` of `read_examples`, and further arguments of `convert`.
     """
     import numpy as np
 
@@ -622,12 +655,12 @@ def read_sides(
     keys = _keys(train, turns)
     if config.eval_path or config.eval_split:
         held_out, dropped_held_out = _read_held_out(config, train, keys, turns, convert, options)
-        dropped |= dropped_held_out  # whose reasons say that these were to evaluate on
+        dropped |= dropped_held_out  # their reasons say "to evaluate on"
         return _sliced(config, Examples(train, held_out, tasks=None, dropped=dropped), keys)
     if config.eval_size is None:
         data = Examples(train, held_out=None, tasks=None, dropped=dropped)
         return _sliced(config, data, keys)
-    # The smallest hashes are held out, so that the order of the rows does not decide.
+    # The prompts with the smallest hashes are held out, so that the order of rows does not matter.
     different = np.unique(keys)  # sorted
     is_held_out = np.isin(keys, different[: config.eval_size])
     if is_held_out.all():
@@ -643,14 +676,14 @@ def read_sides(
 
 
 def _sliced(config: FileData, data: Examples, keys: "np.ndarray") -> Examples:
-    """Return the examples with those of a slice to train on alone, if `config` names one.
+    """Leave only a slice of the training examples, if `config` names a slice.
 
-    What is held out does not depend on the slice, so that none of its prompts is in any other.
+    What is held out does not depend on the slice: a held-out prompt is in no slice.
 
     Args:
         config: the block.
         data: the examples, N of them to train on.
-        keys: (N,) hashes of what these ask.
+        keys: (N,) hashes of the prompts to train on, as `_keys` returns them.
     """
     import numpy as np
 
@@ -682,7 +715,7 @@ def _read_held_out(
     Args:
         config: the block.
         train: the N training examples.
-        train_keys: (N,) hashes of what they ask, as `_keys` returns them.
+        train_keys: (N,) hashes of their prompts, as `_keys` returns them.
         turns: which answers of a conversation are trained on, "last" or "all".
         convert: makes examples of rows, as `read_examples` calls it.
         options: further arguments of `read_examples`.
@@ -698,7 +731,7 @@ def _read_held_out(
     examples, left_out = read_examples(config, path, split, None, key, convert, **options)
     dropped = {}
     for reason, number in left_out.items():
-        if reason.startswith(BAD):  # other rows that make no example are reported of training only
+        if reason.startswith(BAD):  # the other reasons are reported for training rows only
             dropped[f"{reason} (to evaluate on)"] = number
     # both sides have the same columns; `check_alike` refuses one that is missing here
     shared = [name for name in examples.column_names if name in train.column_names]
@@ -713,12 +746,12 @@ def _read_held_out(
         )
     dropped["to evaluate on: the prompt is trained on"] = len(examples) - len(fresh)
     size = 256 if config.eval_size is None else config.eval_size  # see `FileData`
-    chosen = list(dict.fromkeys(keys[fresh].tolist()))[:size]  # of the first different prompts
-    return examples.select(fresh[np.isin(keys[fresh], chosen)]), dropped
+    first_keys = list(dict.fromkeys(keys[fresh].tolist()))[:size]  # of different prompts
+    return examples.select(fresh[np.isin(keys[fresh], first_keys)]), dropped
 
 
 def _keys(dataset: "Dataset", turns: str) -> "np.ndarray":
-    """Return a hash of each prompt (B,): the same where two ask the same (see `prompt_key`)."""
+    """Return a hash of each of N prompts, (N,): equal if two ask the same (see `prompt_key`)."""
     import numpy as np
 
     hashes = bytearray()

@@ -17,10 +17,17 @@ ATTEMPTS = 100  # orders tried before there are said to be too few different pro
 def shortened(
     prompt: list[int], completions: Sequence[list[int]], max_length: int | None, rule: str
 ) -> tuple[list[int], list[list[int]]] | None:
-    """Make the ids of a prompt, and of completions that all keep it, fit into `max_length` tokens.
+    """Shorten a prompt and its completions so that each fits into `max_length` with the prompt.
 
-    The rule is "cut_prompt" (its first tokens go), "cut_completion" (their last) or "drop". None is
-    returned where it leaves no prompt or no completion.
+    Args:
+        prompt: token ids.
+        completions: token ids of each completion.
+        max_length: tokens of prompt and completion at most; None: no limit.
+        rule: what goes if they are too long: "cut_prompt" (the prompt's first tokens),
+            "cut_completion" (the completions' last tokens) or "drop" (everything).
+
+    Returns:
+        The prompt and the completions; None where the rule leaves no prompt or no completion.
     """
     longest = max(map(len, completions))
     if max_length is None or len(prompt) + longest <= max_length:
@@ -56,7 +63,7 @@ def fit(
     row_lengths = lengths(dataset, "prompt_ids") + longest_sides
     over_long = np.flatnonzero(row_lengths > (max_length or np.inf)).tolist()  # numbers of rows
     # shortened by the rule, these would have no prompt or no completion
-    dropped = {number for number in over_long if _short(dataset[number], **options) is None}
+    dropped = {number for number in over_long if _shortened_row(dataset[number], **options) is None}
     counts = {"cut": len(over_long) - len(dropped), "over-long": len(dropped), "identical": 0}
     if dropped:
         dataset = dataset.select([n for n in range(len(dataset)) if n not in dropped])
@@ -80,10 +87,10 @@ def lengths(dataset: Any, name: str) -> np.ndarray:
     return pc.list_value_length(table(dataset.select_columns([name]))[name]).to_numpy()
 
 
-def _short(
+def _shortened_row(
     row: dict[str, Any], sides: list[str], max_length: int | None, rule: str
 ) -> dict[str, list[int]] | None:
-    """Return the ids of a row, shortened; None where nothing of it is left."""
+    """Return the ids of a row, shortened; None where `shortened` is None."""
     fitting = shortened(row["prompt_ids"], [row[side] for side in sides], max_length, rule)
     if fitting is None:
         return None
@@ -92,10 +99,10 @@ def _short(
 
 
 def _shorten(batch: dict[str, list[Any]], **options: Any) -> dict[str, list[Any]]:
-    """Return a batch of rows shortened; `options` are further arguments of `_short`."""
+    """Return a batch of rows shortened; `options` are further arguments of `_shortened_row`."""
     names = ("prompt_ids", *options["sides"])
     rows = zip(*(batch[name] for name in names), strict=True)
-    short_rows = [_short(dict(zip(names, row, strict=True)), **options) for row in rows]
+    short_rows = [_shortened_row(dict(zip(names, row, strict=True)), **options) for row in rows]
     return {name: [row[name] for row in short_rows] for name in names}
 
 
@@ -106,18 +113,22 @@ def kto_order(
     seed: int,
     interleave: bool = True,
 ) -> list[int]:
-    """Return an order of unpaired examples whose neighbors never share a prompt.
+    """Return an order of unpaired examples, as indices, whose neighbors never share a prompt.
 
-    The labels are spread evenly: as many of each make them alternate. "Neighbors" are those whose
-    completions TRL combines: each example of a batch and the one before it, the first and the last.
-    The last example is left out if it would make a batch of its own.
+    The two labels are spread evenly; with equally many of both, they alternate. For KTO's reference
+    point, TRL combines each prompt with the completion of its neighbor: the example before it in
+    the batch, or the last one for the first. The last example is left out if it would make a batch
+    of its own.
 
     Args:
-        labels: (N,) whether each is desirable.
-        prompts: (N,) their token ids.
+        labels: (N,) whether each example is desirable.
+        prompts: (N,) token ids of their prompts.
         batch: examples per device and batch.
         seed: of the order.
         interleave: False: all desirable before all undesirable, to show what goes wrong then.
+
+    Raises:
+        InputError: a label or a neighbor is missing, or too few prompts differ.
     """
     rng = random.Random(seed)
     desirable = [i for i, label in enumerate(labels) if label]
@@ -132,15 +143,16 @@ def kto_order(
             "per_device_train_batch_size is 1, and KTO's reference point needs another example in "
             "the batch; write 2 or more."
         )
-    keys = [hash(tuple(ids)) for ids in prompts]  # examples with the same one share a prompt
+    prompt_hashes = [hash(tuple(ids)) for ids in prompts]
     for _ in range(ATTEMPTS):  # swapping neighbors may fail in one order and work in another
         rng.shuffle(desirable)
         rng.shuffle(undesirable)
-        order = _spread(desirable, undesirable) if interleave else desirable + undesirable
-        if len(order) % batch == 1:  # alone in its batch, it would have no neighbor
-            order.pop()
-        if _Order(order, labels, keys, batch).separate():
-            return order
+        indices = _spread(desirable, undesirable) if interleave else desirable + undesirable
+        if len(indices) % batch == 1:  # alone in its batch, it would have no neighbor
+            indices.pop()
+        order = _Order(indices, labels, prompt_hashes, batch)
+        if order.separate():
+            return order.examples
     raise InputError(
         "dataset: too few different prompts for KTO, which compares each example with the "
         f"completion of another prompt in its batch of {batch}; add prompts or change "
@@ -149,7 +161,7 @@ def kto_order(
 
 
 def _spread(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Return the examples of two lists mixed evenly, each list in its order."""
+    """Merge two lists evenly; the examples of each list keep their order."""
     places = [((k + 0.5) / len(first), 0, example) for k, example in enumerate(first)]
     places += [((k + 0.5) / len(second), 1, example) for k, example in enumerate(second)]
     return [example for _, _, example in sorted(places)]
@@ -157,15 +169,15 @@ def _spread(first: Sequence[int], second: Sequence[int]) -> list[int]:
 
 @dataclass
 class _Order:
-    """An order of examples in batches, in which some must not be neighbors."""
+    """An order of examples in batches, in which examples of one prompt must not be neighbors."""
 
-    examples: list[int]  # changed in place
-    labels: Sequence[bool]  # of the examples
-    keys: Sequence[int]  # equal for examples that must not be neighbors
+    examples: list[int]  # their indices in order; `separate` changes the list in place
+    labels: Sequence[bool]  # by index
+    prompt_hashes: Sequence[int]  # by index
     batch: int  # examples of a batch, in which the first and the last are neighbors, too
 
     def separate(self) -> bool:
-        """Swap examples of one label until no neighbors share a key; tell whether that worked."""
+        """Swap examples of one label until no neighbors share a prompt; tell whether it worked."""
         count = len(self.examples)
         for place in range(count):
             others = ((place + step) % count for step in range(1, count))
@@ -174,31 +186,38 @@ class _Order:
         return True
 
     def _neighbor(self, place: int, step: int) -> int:
-        """Return the place so many steps further in the same batch."""
+        """Return the place `step` places further in the same batch; its end leads to its start."""
         first = place - place % self.batch
         size = min(self.batch, len(self.examples) - first)
         return first + (place - first + step) % size
 
     def _clashes(self, place: int) -> bool:
-        """Tell whether the example at a place shares its key with the one before it."""
+        """Tell whether the example at a place shares its prompt with the one before it."""
         before = self.examples[self._neighbor(place, -1)]
-        return self.keys[self.examples[place]] == self.keys[before]
+        return self.prompt_hashes[self.examples[place]] == self.prompt_hashes[before]
 
     def _swap(self, place: int, other: int) -> bool:
-        """Swap two examples of one label, unless one would clash there; tell whether they are."""
+        """Swap the examples at two places, if that leaves no clash; tell whether it did.
+
+        Examples of different labels are not swapped, so that the labels stay spread.
+        """
         examples = self.examples
         if self.labels[examples[place]] != self.labels[examples[other]]:
             return False
         examples[place], examples[other] = examples[other], examples[place]
+        # the places of both examples, and the places after them, may clash now
         touched = (place, self._neighbor(place, 1), other, self._neighbor(other, 1))
-        if any(self._clashes(one) for one in touched):
-            examples[place], examples[other] = examples[other], examples[place]
+        if any(self._clashes(touched_place) for touched_place in touched):
+            examples[place], examples[other] = examples[other], examples[place]  # swap back
             return False
         return True
 
 
 def rotated(dataset: Any, batch: int) -> Any:
-    """Add `KL_completion_ids`: in each batch per device, the completion of the example before."""
+    """Add `KL_completion_ids`: the completion of the example before, in each batch per device.
+
+    The first example of a batch gets the completion of the last.
+    """
 
     def rotate(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         completions, prompts = rows["completion_ids"], rows["prompt_ids"]

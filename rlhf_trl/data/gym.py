@@ -17,8 +17,7 @@ HELD_OUT_PART = 10  # one question in ten belongs to evaluation
 def question_key(entry: dict[str, Any]) -> str:
     """Return a text that is the same for two entries if and only if they ask the same.
 
-    What `prompt_key` leaves out does not count, and neither does the order of the terms of a
-    chain_sum.
+    It is the `prompt_key` of the question; of a chain_sum, it is the terms, whatever their order.
     """
     if entry["metadata"]["source_dataset"] != "chain_sum":
         return prompt_key(entry["question"])
@@ -77,12 +76,12 @@ class GymTasks:
         self, config: GymData, seed: int, count: int, held_out: bool
     ) -> Iterator[tuple[Any, dict[str, Any]]]:
         """Yield the scorer and the entry of `count` questions of one side."""
-        # enough for the held-out side, a tenth of all, of which repeated questions are passed over
+        # many more than `count`: only a tenth is held out, and repeated questions are passed over
         candidates = 100 * count + 10_000
         dataset = _mixture(config.specs, seed, candidates)
-        seen: set[str] = set()
+        drawn_keys: set[str] = set()
         drawn = 0
-        slice_to_train = None  # all
+        slice_to_train = None  # train on all
         if config.slice and not held_out:
             from rlhf_trl.data.slices import Slice
 
@@ -90,7 +89,7 @@ class GymTasks:
         for index in range(candidates):
             try:
                 entry = dataset[index]  # generated now
-            except (IndexError, ValueError) as error:  # of options that leave nothing to draw
+            except (IndexError, ValueError) as error:  # options that leave nothing to draw
                 names = [spec.name for spec in config.specs]
                 raise InputError(
                     f"dataset.specs: {names} can draw nothing ({error}); widen the tasks' config."
@@ -102,9 +101,9 @@ class GymTasks:
             if slice_to_train and not slice_to_train.has_key(question_key(entry)):
                 continue
             key = prompt_key(entry["question"])
-            if held_out and key in seen:  # training questions may be drawn again
+            if held_out and key in drawn_keys:  # training questions may be drawn again
                 continue
-            seen.add(key)
+            drawn_keys.add(key)
             drawn += 1
             yield dataset.score_answer, entry
             if drawn == count:

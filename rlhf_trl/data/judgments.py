@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_trl.data import made
 from rlhf_trl.data.blocks import SampledPairs
-from rlhf_trl.data.columns import UNSPLIT, Counted, Names, check_cell, converted, renamed
+from rlhf_trl.data.columns import UNSPLIT, Counted, Names, check_cell, converted, select_shape
 from rlhf_trl.data.examples import Examples, examples
 from rlhf_trl.data.files import read_sides
 from rlhf_trl.data.gym import GYM_COLUMNS, GymTasks, Row
@@ -41,10 +41,9 @@ def load_pairs_or_ranked(
 
     Args:
         config: the block.
-        max_samples: questions to train on at most.
-        sample: returns outcomes of rows of `GymTasks`; it takes the rows, the number of answers to
-            each, and their side, "train" or "held-out".
-        margin: whether that column of pairs is read.
+        max_samples: train on at most this many questions.
+        sample: samples answers to rows of `GymTasks` (see `Sample`) and returns them as outcomes.
+        margin: whether the column `margin` of pairs is read.
     """
     _check_source(config)
     if isinstance(config, RankedFile):
@@ -54,20 +53,17 @@ def load_pairs_or_ranked(
         data = _ranked(config, GymTasks(config), max_samples)
         data.candidates = _candidates(config, data.tasks, sample)
         return data
-    outcomes: dict[str, list[Row]] = {}  # by side; none of pairs that are not sampled
+    outcomes_of_side: dict[str, list[Row]] = {}  # stays empty if the pairs are not sampled
 
     def sample_and_keep(rows: list[Row], count: int, side: str) -> list[Row]:
-        """Sample as `sample` does, and keep the outcomes, so that held-out ones are sampled once.
-
-        They become pairs, and candidates below.
-        """
+        """Sample, and keep the outcomes: held-out ones become pairs and, below, candidates."""
         if side == "held-out":
             count = max(count, config.candidates)
-        outcomes[side] = sample(rows, count, side)
-        return outcomes[side]
+        outcomes_of_side[side] = sample(rows, count, side)
+        return outcomes_of_side[side]
 
     data = load_preferences(config, max_samples, sample=sample_and_keep, margin=margin)
-    data.candidates = _candidates(config, data.tasks, sample, outcomes.get("held-out"))
+    data.candidates = _candidates(config, data.tasks, sample, outcomes_of_side.get("held-out"))
     return data
 
 
@@ -86,34 +82,35 @@ def _ranked(config: RankedLists, tasks: GymTasks, max_samples: int | None) -> Ex
 
 
 def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) -> Examples:
-    """Sample or read answers with a label: whether they are right (see `load_pairs_or_ranked`).
+    """Sample or read answers with a label: whether they are right.
 
     Where held-out rows of a file have several completions of a prompt, these are the candidates.
+    The arguments are those of `load_pairs_or_ranked`.
     """
     _check_source(config)
     if isinstance(config, AnswersFile):
         data = read_sides(config, max_samples, checked_outcomes, "outcomes")
         _check_labels(data.train.unique("label"), config.path)
         if config.candidates and data.held_out is not None:
-            data.candidates = _of_several(data.held_out)
+            data.candidates = _rows_of_repeated_prompts(data.held_out)
         return data
     tasks = GymTasks(config)
-    train, held_out = _samples_of_both(config, tasks, tasks.train[:max_samples], sample)
+    train, held_out = _samples_of_both_sides(config, tasks, tasks.train[:max_samples], sample)
     _check_labels((row["label"] for row in train), "the answers that were sampled")
     first_held_out = _first(held_out, tasks, config.samples_per_prompt)
     candidates = _candidates(config, tasks, sample, held_out)
     return examples(train, first_held_out, tasks, {}, candidates)
 
 
-def _of_several(rows: Iterable[Row]) -> list[Row]:
+def _rows_of_repeated_prompts(rows: Iterable[Row]) -> list[Row]:
     """Return the rows whose prompts have several completions, prompt by prompt."""
-    of_prompt: dict[str, list[Row]] = {}
+    rows_by_prompt: dict[str, list[Row]] = {}
     for row in rows:
-        of_prompt.setdefault(repr(row["prompt"]), []).append(row)
+        rows_by_prompt.setdefault(repr(row["prompt"]), []).append(row)
     candidates: list[Row] = []
-    for of_one in of_prompt.values():
-        if len(of_one) > 1:
-            candidates += of_one
+    for rows_of_prompt in rows_by_prompt.values():
+        if len(rows_of_prompt) > 1:
+            candidates += rows_of_prompt
     return candidates
 
 
@@ -122,13 +119,12 @@ def load_traces(
 ) -> Examples:
     """Make, sample or read answers with a label for each of their steps.
 
-    Rows are chunks of at most `config.max_steps` steps.
+    Answers are cut into chunks of at most `config.max_steps` steps; each chunk is a row.
 
     Args:
         config: the block.
-        max_samples: questions, or chunks of a file, to train on at most.
-        sample: returns outcomes of rows of `GymTasks`; it takes the rows, the number of answers to
-            each, and their side, "train" or "held-out".
+        max_samples: train on at most this many questions, or chunks of a file.
+        sample: samples answers to rows of `GymTasks` (see `Sample`) and returns them as outcomes.
         neutral: whether the model learns from neutral steps.
     """
     _check_source(config)
@@ -145,13 +141,13 @@ def load_traces(
     data.train = chunked(data.train, config.max_steps)
     if data.held_out is not None:
         data.held_out = chunked(data.held_out, config.max_steps)
-    if data.tasks is None:  # rows of a file, which are chunks only now; tasks were cut before
+    if data.tasks is None:  # of a file, `max_samples` counts chunks; of tasks, questions: see above
         data.train = data.train.select(range(len(data.train))[:max_samples])
-    labels = {label for of_row in data.train["labels"][:] for label in of_row}
+    labels = {label for labels_of_row in data.train["labels"][:] for label in labels_of_row}
     if neutral:
         _check_labels(labels, where)
     else:  # steps labeled 0 are neutral, and nothing is learned from them
-        _check_labels(labels - {0}, where, " that is not neutral")
+        _check_labels(labels - {0}, where, qualifier=" that is not neutral")
     return data
 
 
@@ -162,7 +158,7 @@ def _sampled_traces(
     tasks = GymTasks(config)
     questions = tasks.train[:max_samples]
     made.check_cut(questions, config.step_split)
-    train, held_out = _samples_of_both(config, tasks, questions, sample)
+    train, held_out = _samples_of_both_sides(config, tasks, questions, sample)
     first_held_out = _first(held_out, tasks, config.samples_per_prompt)
     data = _labeled(train, first_held_out, tasks, config.step_split, where)
     data.candidates = _candidates(config, tasks, sample, held_out)
@@ -190,7 +186,7 @@ def _labeled(
     train_traces = made.labeled_traces(train, step_split)
     held_out_traces = made.labeled_traces(held_out, step_split)
     if not train_traces:
-        _check_labels((), where)  # raises: there are none
+        _check_labels((), where)  # raises, as there are no labels
     dropped = {BLANK: len(train) - len(train_traces)}
     dropped_held_out = {BLANK: len(held_out) - len(held_out_traces)}
     return examples(
@@ -199,9 +195,9 @@ def _labeled(
 
 
 def chunked(dataset: "Dataset", max_steps: int | None) -> "Dataset":
-    """Return traces of at most `max_steps` steps: row k of one starts at step k * max_steps.
+    """Cut traces into rows of at most `max_steps` steps: row k starts at step k * max_steps.
 
-    Each row has the prompt, but not the steps before it, as in the book's code.
+    Each row has the prompt, but not the steps of the rows before, as in the book's code.
     """
     if max_steps is None:
         return dataset
@@ -215,10 +211,13 @@ def _chunks(row: Row, size: int) -> list[Row]:
     ]
 
 
-def _samples_of_both(
+def _samples_of_both_sides(
     config: SampledAnswers | SampledTraces, tasks: GymTasks, questions: list[Row], sample: Sample
 ) -> tuple[list[Row], list[Row]]:
-    """Return outcomes of the training questions and of the held-out ones."""
+    """Return outcomes of the training questions and of the held-out ones.
+
+    Held-out questions get as many as labeling or ranking (`candidates`) needs, whichever is more.
+    """
     count = config.samples_per_prompt
     train = sample(questions, count, "train")
     return train, sample(tasks.held_out, max(count, config.candidates), "held-out")
@@ -227,7 +226,7 @@ def _samples_of_both(
 def _candidates(
     config: Any, tasks: GymTasks | None, sample: Sample, outcomes: list[Row] | None = None
 ) -> list[Row]:
-    """Return so many outcomes of each held-out question as the config wants, sampled if needed."""
+    """Return `config.candidates` outcomes of each held-out question: of `outcomes`, or sampled."""
     if tasks is None or not config.candidates:
         return []
     if outcomes is None:
@@ -241,15 +240,17 @@ def _first(outcomes: list[Row], tasks: GymTasks, count: int) -> list[Row]:
 
 
 def _check_source(config: Any) -> None:
-    answered = isinstance(config, SampledPairs | SampledAnswers | SampledTraces)
-    if getattr(config, "sampled_from", None) and not (config.candidates or answered):
+    """Refuse `sampled_from` where nothing is sampled."""
+    trains_on_samples = isinstance(config, SampledPairs | SampledAnswers | SampledTraces)
+    samples = trains_on_samples or getattr(config, "candidates", 0)
+    if getattr(config, "sampled_from", None) and not samples:
         raise InputError(
             "dataset.sampled_from is not read with dataset.candidates: 0; remove one of the two."
         )
 
 
 def _check_labels(labels: Iterable[Any], where: str, qualifier: str = "") -> None:
-    """Refuse labels that are all the same; the `qualifier` follows "label" in the sentence."""
+    """Refuse labels that are all the same; `qualifier` follows "label" in the error."""
     kinds = set(labels)
     if len(kinds) >= 2:
         return
@@ -260,20 +261,23 @@ def _check_labels(labels: Iterable[Any], where: str, qualifier: str = "") -> Non
 
 
 def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) -> Counted:
-    """Return examples with `prompt` and `ranked`, best first, and how many were left out.
+    """Return examples with `prompt` and `ranked`, and how many rows were left out, by reason.
+
+    `ranked` holds completions, the best one first. All lists must be as long as the first list.
 
     In place of `ranked`, the data set may have `completions`, each with `response` and
-    `overall_score` (as UltraFeedback has them), of which the best `length` of different scores are
-    kept. Otherwise all lists are as long as the first one.
+    `overall_score` (as UltraFeedback has them): the best `length` of different scores are ranked,
+    and rows with fewer are left out.
+
+    `where` is the path or name of the data set; `columns` is {our name of a column: its name}.
     """
     shapes = [("prompt", "ranked")]
     if columns.get("completions", "completions") in dataset.column_names:
         shapes.append(("prompt", "completions"))
-    dataset = renamed(dataset, where, columns, tuple(shapes))
+    dataset = select_shape(dataset, where, columns, tuple(shapes))
     dropped = {}
     if "completions" in dataset.column_names:
-        # Some rows are left out here, which moves the others up. As they are numbered, an error of
-        # `_ranked_row` below still names the row of the file.
+        # numbered: rows are left out here, and an error of `_ranked_row` has to name the file's row
         ranked = converted(dataset, _by_score, where, numbered=True, length=length)
         dropped = {f"not {length} different scores": len(dataset) - len(ranked)}
         if not len(ranked):
@@ -288,11 +292,13 @@ def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) 
 def _by_score(row: Row, length: int) -> list[Row]:
     """Return a row with the `length` best completions of different scores, if it has so many."""
     try:
-        # reversed: of completions with the same score, the first one stays
+        # reversed: of completions with the same score, the first one stays in the dict
         scored = {float(c["overall_score"]): c["response"] for c in reversed(row["completions"])}
     except (TypeError, ValueError, KeyError) as error:
-        wanted = "a mapping with response and a number overall_score; write these, or a column"
-        raise WrongRow(f"completions are not each {wanted} ranked") from error
+        raise WrongRow(
+            "completions are not each a mapping with response and a number overall_score; write "
+            "these, or a column ranked"
+        ) from error
     best = [scored[score] for score in sorted(scored, reverse=True)[:length]]
     return [{"prompt": row["prompt"], "ranked": best}] if len(best) == length else []
 
@@ -301,15 +307,16 @@ def _ranked_row(row: Row, length: int) -> list[Row]:
     """Return a row of `length` ranked completions with the prompt that all of them answer."""
     prompt, ranked = row["prompt"], row["ranked"]
     if not isinstance(ranked, list) or len(ranked) < 2:
-        wanted = "a list of two or more completions, the best one first"
-        raise WrongRow(f"ranked is {ranked!r:.80}; write {wanted}")
+        raise WrongRow(
+            f"ranked is {ranked!r:.80}; write a list of two or more completions, the best one first"
+        )
     if len(ranked) != length:
         problem = f"ranked has {len(ranked)} completions and the rows before have {length}"
         raise WrongRow(f"{problem}; make all lists equally long")
-    parted = [_split({"prompt": prompt}, text) for text in ranked]  # prompt and completion each
-    prompt = parted[0]["prompt"]
-    completions = [part["completion"] for part in parted]
-    if any(part["prompt"] != prompt for part in parted):
+    examples = [_split({"prompt": prompt}, text) for text in ranked]  # prompt and completion each
+    prompt = examples[0]["prompt"]
+    completions = [example["completion"] for example in examples]
+    if any(example["prompt"] != prompt for example in examples):
         raise WrongRow(f"{PARTED} in ranked; write answers to one prompt")
     check_cell("prompt", prompt)
     for n, completion in enumerate(completions):
@@ -317,38 +324,39 @@ def _ranked_row(row: Row, length: int) -> list[Row]:
     return [{"prompt": prompt, "ranked": completions}]
 
 
-def _split(row: Row, text: Any) -> Row:
-    """Return a row with prompt and completion apart; a text has no prompt in it."""
-    parted = split_prompt({**row, "completion": text})
-    if isinstance(parted, str):  # why it cannot be
-        raise WrongRow(f"{parted}; end every completion with the assistant's")
-    return parted
+def _split(row: Row, completion: Any) -> Row:
+    """Return a row with this completion, and with the prompt split off a conversation."""
+    split_or_reason = split_prompt({**row, "completion": completion})
+    if isinstance(split_or_reason, str):  # why it cannot be split
+        raise WrongRow(f"{split_or_reason}; end every completion with the assistant's")
+    return split_or_reason
 
 
 def checked_outcomes(dataset: "Dataset", where: str, columns: Names) -> Counted:
     """Return examples with `prompt`, `completion`, boolean `label` and `finished`.
 
     In place of `completion` and `label`, the data set may have lists `completions` and `labels`;
-    `finished` and `GYM_COLUMNS` are optional.
+    `finished` and `GYM_COLUMNS` are optional. Also return how many rows were left out, by reason.
     """
     shapes = (("prompt", "completions", "labels"), UNPAIRED)
-    split = renamed(dataset, where, columns, shapes, ("finished", *GYM_COLUMNS))
-    # new names meanwhile: to a column of an old name, `datasets` would give its old type
+    split = select_shape(dataset, where, columns, shapes, optional=("finished", *GYM_COLUMNS))
+    # `_outcomes` returns `right` and `ended`: under the names label and finished, `datasets` would
+    # give the new columns the types of the old ones
     made = converted(split, _outcomes, where)
     dropped = {UNSPLIT: len(dataset) - len(split)}
     return made.rename_columns({"right": "label", "ended": "finished"}), dropped
 
 
 def _outcomes(row: Row) -> list[Row]:
-    """Return an outcome for each completion of a row, which has one or a list of them."""
+    """Return an outcome for each completion of a row: its only one, or those of a list."""
     of_completions = ("completions", "labels", "completion", "label", "finished")
     of_prompt = {name: cell for name, cell in row.items() if name not in of_completions}
     labeled = [(row.get("completion"), row.get("label"))]
     if "completions" in row:
         labeled = zip(*_lists(row), strict=True)
     outcomes = []
-    for text, label in labeled:
-        outcome = _split(of_prompt, text)
+    for completion, label in labeled:
+        outcome = _split(of_prompt, completion)
         check_cell("prompt", outcome["prompt"])
         check_cell("completion", outcome["completion"])
         outcome["right"] = _boolean("label", label)
@@ -358,12 +366,12 @@ def _outcomes(row: Row) -> list[Row]:
 
 
 def checked_traces(dataset: "Dataset", where: str, columns: Names) -> Counted:
-    """Return examples with `prompt`, `completions` (the steps) and `labels`.
+    """Return examples with `prompt`, `completions` (the steps) and `labels` of -1, 0 or 1.
 
-    Labels are -1, 0, 1 or boolean (read as 1 and -1). None is left out.
+    The data set's labels may also be true (read as 1) and false (-1). No row is left out.
     """
-    dataset = renamed(dataset, where, columns, (("prompt", "completions", "labels"),))
-    # a new name meanwhile, as in `checked_outcomes`
+    dataset = select_shape(dataset, where, columns, (("prompt", "completions", "labels"),))
+    # `_trace` returns `marks`, a new name for the reason told in `checked_outcomes`
     return converted(dataset, _trace, where).rename_columns({"marks": "labels"}), {}
 
 
@@ -375,14 +383,14 @@ def _trace(row: Row) -> list[Row]:
         if not isinstance(step, str) or not step.strip():
             raise WrongRow(f"step {k} is {step!r}; write a text, or remove the step with its label")
         if not isinstance(label, int | float) or label not in LABELS:
-            wanted = "-1 (bad), 0 (neutral), 1 (good), or true and false"
-            raise WrongRow(f"the label of step {k} is {label!r}; write {wanted}")
+            remedy = "write -1 (bad), 0 (neutral), 1 (good), or true and false"
+            raise WrongRow(f"the label of step {k} is {label!r}; {remedy}")
     marks = [(1 if y else -1) if isinstance(y, bool) else int(y) for y in labels]
     return [{"prompt": row["prompt"], "completions": steps, "marks": marks}]
 
 
 def _lists(row: Row) -> tuple[list[Any], list[Any]]:
-    """Return completions and labels of a row, or refuse what are not two lists of one length."""
+    """Return the completions and labels of a row; refuse them unless two lists of one length."""
     texts, labels = row["completions"], row["labels"]
     if not isinstance(texts, list) or not isinstance(labels, list) or not texts:
         problem = "completions and labels are not two lists with something in them"

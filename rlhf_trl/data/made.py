@@ -19,9 +19,10 @@ REPEATED = "letter_repeated"  # an error of synthetic traces beside the demonstr
 def demonstrations(rows: Iterable[Row], kind: str, seed: int = 0) -> list[Row]:
     """Return one `prompt` and `completion` per row of `GymTasks`.
 
-    `kind` is `imperfect` (the demonstrator's mixture of right and wrong), `right`, or `hinted`:
-    imperfect ones, and one more per row, which repeats an answer given at the end of its prompt.
-    That answer is random letters, or the word's in another order: only copying is learned.
+    `kind` is `imperfect` (the demonstrator's mixture of right and wrong answers), `right`, or
+    `hinted`: imperfect ones, and one more per row, whose prompt ends with the answer to repeat.
+    The answer to repeat is random letters, or the word's letters in another order, so that only
+    copying is learned from it.
     """
     rng = random.Random(seed)
     if kind == "hinted":
@@ -45,6 +46,7 @@ def _copied(row: Row, rng: random.Random) -> Row:
 
 
 def _demonstration(row: Row, rng: random.Random, kinds: Mapping[str, float] | None) -> str:
+    """Return an answer to a row; `kinds` is {kind: weight}, or None: the task's own mixture."""
     return demonstrator.demonstrate(row["task"], row["question"], row["answer"], rng, kinds)
 
 
@@ -66,7 +68,8 @@ def offline_pairs(rows: Iterable[Row], seed: int) -> list[Row]:
 def ranked_demonstrations(rows: Iterable[Row], length: int, seed: int) -> list[Row]:
     """Return, for each question, the right answer and `length` - 1 errors of different kinds.
 
-    They are in `ORDER`. Questions with too few different texts are left out.
+    The answers are in `ORDER`, from best to worst. Questions with too few different answers are
+    left out.
     """
     rng = random.Random(seed)
     ranked = []
@@ -77,13 +80,13 @@ def ranked_demonstrations(rows: Iterable[Row], length: int, seed: int) -> list[R
                 f"dataset.list_length: {row['task']} has {len(kinds)} kinds of demonstrations "
                 f"({', '.join(kinds)}) and no lists of {length}; write {len(kinds)} or less."
             )
-        # a kind that cannot be shown is replaced by another, so texts may repeat
+        # an error that a word does not allow is replaced by another one, so texts may repeat
         texts = list(dict.fromkeys(_demonstration(row, rng, {kind: 1.0}) for kind in kinds))
         if len(texts) < length:
             continue
-        # the first is the right answer; of the errors, some are drawn and keep their order
-        chosen = [0, *sorted(rng.sample(range(1, len(texts)), length - 1))]
-        completions = [as_completion(texts[place]) for place in chosen]
+        # the first text is the right answer; of the errors, some are drawn and keep their order
+        places = [0, *sorted(rng.sample(range(1, len(texts)), length - 1))]
+        completions = [as_completion(texts[place]) for place in places]
         ranked.append({"prompt": row["prompt"], "ranked": completions})
     return ranked
 
@@ -91,7 +94,7 @@ def ranked_demonstrations(rows: Iterable[Row], length: int, seed: int) -> list[R
 def synthetic_traces(rows: Iterable[Row], errors: float, seed: int) -> list[Row]:
     """Return one demonstration of each question, a share `errors` of them with an error.
 
-    That is one of the demonstrator's or `REPEATED` (a letter written twice), equally often.
+    The demonstrator's errors and `REPEATED` (a letter written twice) are equally frequent.
     """
     rng = random.Random(seed)
     traces = []

@@ -16,8 +16,9 @@ NUMBER = re.compile(
 TRIM = re.compile(
     r"\\(?:text|textbf|mathrm|mbox)\{[^{}]*\}|\^\{?\\circ\}?|\\[$%!,;: ]|(?<!\d)\*\*|\*\*(?!\d)"
 )
-# What makes more of a text than the one number in it, for which # stands here.
-MORE = re.compile(
+# What makes a text more than the one number in it: an operator, a command, a word for a number.
+# The pattern is for a text in which # stands for the number.
+MORE_THAN_NUMBER = re.compile(
     r"\\[a-zA-Z]"  # a LaTeX command
     r"|[\^*√∞<>≤≥±×÷∪∩]|#!|[a-zA-Z]\("
     r"|(?<![a-zA-Z])[-+/]|[-+/](?![a-zA-Z])"  # but follow-up, km/h
@@ -27,16 +28,21 @@ MORE = re.compile(
     re.IGNORECASE,
 )
 # What stands before the last number of a fraction, a power or a root.
-PART = re.compile(r"[\w)}\]]\s*(?:[/^÷]|\*\*)\s*[({]*$|\}\s*\{$|\\(?:sqrt|[dt]?frac)\s*\{?$")
+BEFORE_PART = re.compile(r"[\w)}\]]\s*(?:[/^÷]|\*\*)\s*[({]*$|\}\s*\{$|\\(?:sqrt|[dt]?frac)\s*\{?$")
 
 
 def read_number(text: str, alone: bool = False) -> Decimal | None:
     """Return the number that `text` gives as its answer, exactly as it is written, or None.
 
-    That is the number in the last `\\boxed{...}`, else the one that follows the last `####` on its
-    line, else the last number of the text, unless it ends a fraction, a power or a root. In the
-    first two, and in a text that is to be a number `alone`, several numbers, operators and LaTeX
-    commands are no answer. Thousands separators are removed.
+    Thousands separators are removed. The number is read from the first of these that is there:
+
+    1. the last `\\boxed{...}`
+    2. what follows the last `####` on its line
+    3. with `alone`, all of the text, as of a right answer; without, the last number of the text,
+       unless it ends a fraction, a power or a root
+
+    A box, what follows `####`, and a text with `alone` must hold just one number: with several
+    numbers, an operator or a LaTeX command, the answer is None.
     """
     text = text.replace("{,}", ",").replace("\N{MINUS SIGN}", "-")
     marked = marked_answer(text)
@@ -46,9 +52,9 @@ def read_number(text: str, alone: bool = False) -> Decimal | None:
         return _last_number(text)
     marked = TRIM.sub("", marked)  # without units and the like
     numbers = NUMBER.findall(marked)
-    rest = NUMBER.sub("#", marked)  # what stands around the number, and # for itself
-    fractions = any(sign.isnumeric() and not sign.isdecimal() for sign in rest)  # such as ½, ²
-    if len(numbers) != 1 or fractions or MORE.search(rest):
+    rest = NUMBER.sub("#", marked)  # the text with # in place of the number
+    has_fraction = any(sign.isnumeric() and not sign.isdecimal() for sign in rest)  # such as ½, ²
+    if len(numbers) != 1 or has_fraction or MORE_THAN_NUMBER.search(rest):
         return None
     return _decimal(numbers[0])
 
@@ -56,14 +62,20 @@ def read_number(text: str, alone: bool = False) -> Decimal | None:
 def _last_number(text: str) -> Decimal | None:
     """Return the last number of a text; None: there is none, or it ends a fraction or the like."""
     numbers = list(NUMBER.finditer(text))
-    # PART matches what stands directly before the number: a few characters are enough
-    if not numbers or PART.search(text[: numbers[-1].start()][-20:]):
+    if not numbers:
+        return None
+    before = text[: numbers[-1].start()][-20:]  # a few characters are enough for BEFORE_PART
+    if BEFORE_PART.search(before):
         return None
     return _decimal(numbers[-1].group())
 
 
 def right_number(text: str) -> Decimal:
-    """Return the one number that a right answer is."""
+    """Return the one number that a right answer is.
+
+    Raises:
+        NotRead: it is not one number.
+    """
     number = read_number(text, alone=True)
     if number is None:
         if re.search(r"\d", text):
@@ -79,7 +91,7 @@ def right_number(text: str) -> Decimal:
 
 
 def same_number(number: Decimal, right: Decimal) -> bool:
-    """Return whether two numbers differ by at most 1e-6, of the right one where it is below 1.
+    """Return whether two numbers differ by at most 1e-6, or 1e-6 of a right number below 1.
 
     So two whole numbers are the same only if they are equal, whatever their size.
     """

@@ -10,7 +10,7 @@ from rlhf_trl.data.columns import (
     Counted,
     Names,
     check_cells,
-    renamed,
+    select_shape,
     unnumbered,
 )
 from rlhf_trl.errors import InputError
@@ -27,23 +27,24 @@ def checked_pairs(
 ) -> Counted:
     """Return pairs, or labeled examples, and how many rows were left out, by reason.
 
-    Pairs of two equal answers are left out, and ties: those with a margin of 0. The examples have
-    the columns of chat templates (`TEMPLATE`) where the data set has them.
+    Three kinds of rows are left out: conversations whose prompt cannot be split off (`UNSPLIT`),
+    pairs of two equal answers, and ties, which are pairs with a margin of 0. The examples have the
+    columns of chat templates (`TEMPLATE`) where the data set has them.
 
     Args:
         dataset: the rows.
         where: the path or name of the data set, for errors.
-        columns: the data set's names of columns, by ours.
-        unpaired: whether examples with `UNPAIRED` columns are accepted beside pairs.
-        margin: whether that column of pairs is read.
+        columns: {our name of a column: the data set's name}.
+        unpaired: whether labeled examples, of the columns `UNPAIRED`, are accepted as well.
+        margin: whether the column `margin` of pairs is read.
     """
     shapes = (PAIRED, UNPAIRED) if unpaired else (PAIRED,)
     optional = ("margin", *TEMPLATE) if margin else TEMPLATE
-    split = renamed(dataset, where, columns, shapes, optional)  # prompts apart from the answers
+    split = select_shape(dataset, where, columns, shapes, optional)  # without UNSPLIT rows
     dropped = {UNSPLIT: len(dataset) - len(split)}
     checked = [name for name in split.column_names if name not in (*TEMPLATE, ROW)]
     check_cells(split, checked, where)
-    split = unnumbered(split)
+    split = unnumbered(split)  # the row numbers were for the errors of `check_cells`
     if "label" in split.column_names:  # labeled examples
         labels = split.unique("label")
         if len(labels) == 1:
@@ -70,7 +71,7 @@ def _without_ties(pairs: "Dataset", where: str) -> "Dataset":
     from datasets import Value
 
     pairs = pairs.cast_column("margin", Value("float64"))
-    preferred = [number for number, margin in enumerate(pairs["margin"]) if margin]
+    preferred = [place for place, margin in enumerate(pairs["margin"]) if margin]
     if not preferred:
         raise InputError(
             f"dataset: margin is 0 in all {len(pairs)} rows of {where}: nothing is preferred."

@@ -9,6 +9,8 @@ from rlhf_trl.data.gym import GymTasks, Row
 from rlhf_trl.data.sampled import Score, groups, mixed_pairs, on_policy_pairs, ranked_pairs
 from rlhf_trl.errors import InputError
 
+# Samples a model's answers: takes rows of `GymTasks`, the number of answers to each, and their side
+# ("train" or "held-out"); returns the answers as rows with a `completion`, question by question.
 Sample = Callable[[list[Row], int, str], list[Row]]
 
 
@@ -24,14 +26,14 @@ def load_preferences(
 
     Args:
         config: the block.
-        max_samples: rows to train on at most, the first ones.
-        unpaired: whether examples with `UNPAIRED` columns are accepted beside pairs.
-        sample: returns answers, as rows with a `completion`, those of one question in a row; it
-            takes rows of `GymTasks`, the number of answers to each, and their side, "train" or
-            "held-out". Answers beyond that number are ignored.
-        margin: whether that column of a file's pairs is read.
-        score: ranks the answers to train on, where the block has `scored_by`; the held-out pairs
-            are of right and wrong answers all the same, so that runs can be compared.
+        max_samples: train on at most this many rows, from the first.
+        unpaired: whether a file may hold labeled examples (`UNPAIRED`) in place of pairs.
+        sample: samples answers, for pairs that are not offline; if it returns more to a question
+            than it was asked for, only the first ones are used.
+        margin: whether the column `margin` of a file's pairs is read.
+        score: scores answers, where the block has `scored_by`. Training pairs are then the best and
+            the worst answer; held-out pairs remain a right and a wrong one, so that runs can be
+            compared.
     """
     if isinstance(config, FileData):
         from rlhf_trl.data.files import read_sides
@@ -50,7 +52,9 @@ def load_preferences(
     count = config.samples_per_prompt
 
     def sampled_pairs(rows: list[Row], side: str) -> list[Row]:
-        answers = [group[:count] for group in groups(sample(rows, count, side), len(rows))]
+        outcomes = sample(rows, count, side)
+        # `sample` may return more than `count`, so that others can use the rest (see judgments.py)
+        answers = [group[:count] for group in groups(outcomes, number=len(rows))]
         if score and side == "train":
             return ranked_pairs(rows, answers, score)
         texts = [[completion_text(row["completion"]) for row in group] for group in answers]

@@ -18,23 +18,27 @@ Row = Mapping[str, Any]
 class Measured(NamedTuple):
     """A row in tokens, before any limit, and what its run does to it."""
 
-    prompt: int
-    answers: Mapping[str, int]  # by column; of a list of answers, the longest
-    # WHOLE; CUT or DROPPED by a limit; IDENTICAL: a pair without contrast, dropped as well;
-    # TOO_LONG: a prompt that leaves no room for the answer, so that the run stops
+    prompt: int  # tokens of the prompt
+    answers: Mapping[str, int]  # {column: tokens of the answer}; of a list of answers, the longest
+    # What happens to the row: WHOLE: nothing; CUT or DROPPED by a limit; IDENTICAL: a pair of equal
+    # answers, dropped as well; TOO_LONG: a prompt that leaves no room for the answer: the run stops
     fate: str = WHOLE
 
 
 def side_numbers(rows: Sequence[Row], measured: Sequence[Measured], turns: str) -> dict[str, Any]:
     """Return the numbers of one side, training or held out.
 
-    All are counts of rows but `prompts`, the different ones, and `tokens`: median, 90 % and longest
-    of the prompts, of each column of answers, and of prompt and longest answer together.
-
     Args:
-        rows: N of them.
-        measured: the same rows, measured.
+        rows: the N rows.
+        measured: the same N rows in tokens, with what the run does to each.
         turns: which turns of the assistant are trained on: see `prompt_key`.
+
+    Returns:
+        `prompts`: how many different prompts.
+        `tokens`: the median, 90 % and longest length of the prompts, of each column of answers, and
+        of prompt and longest answer together.
+        All other keys: how many rows there are, are repeated, are cut, dropped or the like (one key
+        for each fate), are desirable, or are pairs whose chosen answer is longer or as long.
     """
     repeated = len(rows) - len({_as_text(row) for row in rows})
     numbers: dict[str, Any] = {
@@ -42,7 +46,7 @@ def side_numbers(rows: Sequence[Row], measured: Sequence[Measured], turns: str) 
         "prompts": len(prompt_keys(rows, turns)),
         "repeated_rows": repeated,
     }
-    fates = Counter(row.fate for row in measured)
+    fates = Counter(row.fate for row in measured)  # such as {"whole": 90, "cut": 10}
     numbers |= {fate: count for fate, count in sorted(fates.items()) if fate != WHOLE}
     if "label" in rows[0]:
         numbers["desirable"] = sum(bool(row["label"]) for row in rows)
@@ -62,12 +66,12 @@ def side_numbers(rows: Sequence[Row], measured: Sequence[Measured], turns: str) 
 
 
 def prompt_keys(rows: Iterable[Row], turns: str) -> set[str]:
-    """Return what the rows ask: see `prompt_key`."""
+    """Return the keys of the rows' prompts (see `prompt_key`), each once."""
     return {prompt_key(row["prompt"], turns) for row in rows}
 
 
 def _as_text(row: Row) -> str:
-    """Return a text that is the same for rows that are trained on as the same."""
+    """Return a text that is the same for two rows that differ at most in `UNCOUNTED` columns."""
     columns = {name: cell for name, cell in row.items() if name not in UNCOUNTED}
     return json.dumps(columns, sort_keys=True, default=str)
 

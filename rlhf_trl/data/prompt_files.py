@@ -23,8 +23,9 @@ from rlhf_trl.errors import InputError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-# What TRL and the trainers here hand to reward functions beside the columns, or read themselves.
-TAKEN = (
+# Names of columns that TRL or the trainers here use for something else: what they hand to reward
+# functions beside the columns, or read themselves.
+RESERVED = (
     "prompts",
     "completions",
     "completion_ids",
@@ -38,7 +39,7 @@ TAKEN = (
 
 
 def read_prompt_files(config: FileData, answers: Sequence[str]) -> Examples:
-    """Read prompts, with all columns beside them; cells of `answers` stay as they are written."""
+    """Read prompts, with all other columns; those of `answers` keep the text of the file."""
     data = read_sides(config, None, checked_prompts, "prompts", answers=answers)
     _note_empty_answers(data, answers)
     return data
@@ -60,29 +61,32 @@ def _nulls(dataset: "Dataset", name: str) -> int:
 
 
 def checked_prompts(dataset: "Dataset", where: str, columns: Names) -> Counted:
-    """Return prompts, texts or messages, and all other columns under the names that are asked.
+    """Return all columns, with `prompt` checked, and {}: no row is left out.
 
-    `columns` has the data set's names by ours; `where` is its path or name, for errors.
+    Args:
+        dataset: the rows.
+        where: the path or name of the data set, for errors.
+        columns: {new name of a column: the data set's name}, where the two differ.
     """
-    there = [name for name in dataset.column_names if name != ROW]
-    check_mapped(there, columns, where)
+    columns_there = [name for name in dataset.column_names if name != ROW]
+    check_mapped(columns_there, columns, where)
     if len(set(columns.values())) < len(columns):
         raise InputError("dataset.columns maps two names to one column; read it under one name.")
-    # columns that have one of our names, for which another column is to be read
-    replaced = [name for name in columns if name in there and name not in columns.values()]
+    # columns whose name another column is to get
+    replaced = [name for name in columns if name in columns_there and name not in columns.values()]
     dataset = dataset.remove_columns(replaced)
     dataset = dataset.rename_columns({theirs: ours for ours, theirs in columns.items()})
     if "prompt" not in dataset.column_names:
         raise InputError(
-            f"dataset: {where} has no column prompt, but {', '.join(there)}; "
-            f"{mapping_hint(['prompt'], there, columns, dataset)}."
+            f"dataset: {where} has no column prompt, but {', '.join(columns_there)}; "
+            f"{mapping_hint(['prompt'], columns_there, columns, dataset)}."
         )
     for name in dataset.column_names:
-        if name in TAKEN:
+        if name in RESERVED:
             raise InputError(
                 f"dataset: {where} has a column {name}, which is something else to the trainer; "
                 f"read it as another with dataset.columns, as in {{my_{name}: {name}}}."
             )
     dataset = without_none(with_template_columns(dataset, where), ["prompt"], where)
     check_cells(dataset, ["prompt"], where)
-    return unnumbered(dataset), {}
+    return unnumbered(dataset), {}  # without ROW, the row numbers for errors

@@ -17,9 +17,9 @@ def load_prompts(
 
     Args:
         config: the block.
-        answers: columns of a file whose cells stay the texts that stand there.
-        template_arguments: of the chat template, for all prompts; they become a column, which TRL
-            and `prompt_texts` read.
+        answers: columns of right answers in a file, which are read as the text that the file has.
+        template_arguments: arguments of the chat template for all prompts; they become a column,
+            which TRL and `prompt_texts` read.
     """
     if isinstance(config, FileData):
         from rlhf_trl.data.prompt_files import read_prompt_files
@@ -35,7 +35,7 @@ def load_prompts(
     data.train = data.train.map(lambda _: column, desc=description)
     if data.held_out is not None:
         data.held_out = data.held_out.map(lambda _: column, desc=description)
-    if data.tasks is not None:  # evaluation reads the rows of the tasks
+    if data.tasks is not None:  # evaluation reads the tasks' rows, not `data.held_out`
         for row in data.tasks.held_out:
             row.update(column)
     return data

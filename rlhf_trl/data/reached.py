@@ -29,7 +29,7 @@ class _NotingPickler(Pickler):
         super().__init__(self.written, recurse=True)
 
     def persistent_id(self, value: Any) -> str | None:
-        """Note a module, or that of a function or class; a module is pickled as its name."""
+        """Note a module, or the module of a function or class; pickle a module as its name."""
         if isinstance(value, ModuleType):
             self.modules.add(value.__name__)
             return value.__name__
@@ -41,43 +41,47 @@ class _NotingPickler(Pickler):
 def reached(function: Any) -> str:
     """Return a hash of what a function's results depend on, as far as code and values tell.
 
-    That is the function with its closure, partial arguments and attributes, and the source and the
-    global values of all modules that it reaches, by import (which is done) or by value. Modules of
-    the standard library, of installed packages and of this one are left out. What a function reads
-    elsewhere when it is called (files, the network, the environment) does not count.
+    The hash covers the function with its closure, partial arguments and attributes, and of each
+    module that the function reaches, by import or through a value, the source and the values of its
+    variables. Such modules are imported for this. Modules of the standard library, of installed
+    packages and of `rlhf_trl` do not count, nor does what a function reads when it is called
+    (files, the network, the environment).
 
     Raises:
-        ValueError: something there cannot be hashed; the message says what.
+        ValueError: a value cannot be hashed; the message says which.
     """
-    # `waiting` are the names of modules that are reached and still to be looked at
+    # `waiting`: names of modules that the function reaches and that are not hashed yet
     pickled, waiting = _pickled(function, what=repr(getattr(function, "__name__", function)))
-    seen: dict[str, bytes] = {}  # what is hashed of each module: its source, then its values
+    contents: dict[str, bytes] = {}  # {name of a module: its source and its pickled variables}
     while waiting:
         name = waiting.pop()
-        if name in seen or not _is_own(name):
+        if name in contents or not _is_own(name):
             continue
         spec = _spec(name)
         if spec is None or spec.origin is None:  # not a module, or a folder of modules
             continue
-        seen[name] = Path(spec.origin).read_bytes()
-        waiting |= set(_imported(seen[name], spec.parent))
+        contents[name] = Path(spec.origin).read_bytes()
+        waiting |= set(_imported(contents[name], spec.parent))
         try:
             variables = vars(import_module(name))
-        except (Exception, SystemExit):  # not made for this place: its source alone counts
+        except (Exception, SystemExit):  # it cannot be imported here: its source alone counts
             continue
         # names with two underscores are Python's own, such as `__file__`
         values = {key: value for key, value in variables.items() if not key.startswith("__")}
         pickled_values, modules = _pickled(values, what=f"the module {name!r}")
-        seen[name] += pickled_values
+        contents[name] += pickled_values
         waiting |= modules
     digest = blake2b(pickled, digest_size=16)
-    for name, content in sorted(seen.items()):
+    for name, content in sorted(contents.items()):
         digest.update(name.encode() + blake2b(content).digest())
     return digest.hexdigest()
 
 
 def _pickled(value: Any, what: str) -> tuple[bytes, set[str]]:
-    """Return a value pickled, and the modules that it refers to; `what` it is, for errors."""
+    """Return a value pickled, and the names of modules that it refers to.
+
+    `what` says in errors what the value is.
+    """
     pickler = _NotingPickler()
     try:
         pickler.dump(value)
@@ -88,7 +92,7 @@ def _pickled(value: Any, what: str) -> tuple[bytes, set[str]]:
 
 
 def _is_own(name: str) -> bool:
-    """Whether a module is neither of Python, nor of an installed package, nor of this one."""
+    """Whether a module is the user's: not Python's, an installed package's or `rlhf_trl`'s."""
     top = name.partition(".")[0]  # the package of a module
     if top in sys.stdlib_module_names or top == PACKAGE or (spec := _spec(top)) is None:
         return False
@@ -97,7 +101,7 @@ def _is_own(name: str) -> bool:
 
 
 def _spec(name: str) -> ModuleSpec | None:
-    """Return where a module comes from, which need not be loaded; None: there is no such module."""
+    """Return a module's spec, which says where its file is; None: there is no such module."""
     try:
         return find_spec(name)
     except ValueError as error:
@@ -107,10 +111,10 @@ def _spec(name: str) -> ModuleSpec | None:
 
 
 def _imported(source: bytes, package: str) -> Iterator[str]:
-    """Yield the names that a module imports anywhere, inside functions, too, and their parents."""
+    """Yield the names that a module imports, inside functions, too, and their parent packages."""
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):  # a compiled one
+    except (SyntaxError, ValueError):  # not Python source: a compiled module
         return
     for node in ast.walk(tree):
         targets: list[str] = []

@@ -10,6 +10,7 @@ from rlhf_trl.data.examples import SIDES
 from rlhf_trl.data.gym import Row
 from rlhf_trl.errors import InputError, nearest
 
+# Why a row is left out.
 PARTED = "the sides part before the last message"
 UNANSWERED = "the last message is not the assistant's"
 BLANK = "an empty prompt or answer"
@@ -39,20 +40,21 @@ class Misfit(WrongRow):
         super().__init__(f"{column} is {value!r:.80}, which is no {wanted}")
 
 
-Made = Row | list[Row] | str
+Made = Row | list[Row] | str  # an example, or several, or why a row makes none
 
 
 @dataclass(frozen=True)
 class Reader:
-    """How the rows of a data set of one form become examples."""
+    """How the rows of a data set, in one form in which it is published, become examples."""
 
-    read: Callable[[Row], Made]  # the example of a row, or several, or why it makes none
+    read: Callable[[Row], Made]  # makes the example or examples of a row
     needs: tuple[str, ...]  # the columns that it reads
-    makes: dict[str, Any]  # the columns of the examples, and their types as `datasets` names them
-    # of "prompts", "prompt/completion", "messages", "pairs", "unpaired", "ranked lists", "outcomes"
-    # and "traces"
+    makes: dict[str, Any]  # {column of the examples: its type, as `datasets` names it}
+    # what the examples may serve as: "prompts", "prompt/completion", "messages", "pairs",
+    # "unpaired", "ranked lists", "outcomes" or "traces"
     shapes: tuple[str, ...]
-    # files on the hub, by split, of JSON objects that `datasets` cannot read as one table
+    # names of files on the hub, with {} for the split, that are parsed line by line, since their
+    # JSON objects differ too much for `datasets` to read them as one table
     lines: tuple[str, ...] = ()
 
 
@@ -60,12 +62,13 @@ def check_reader(name: str | None, *shapes: str) -> None:
     """Refuse a `dataset.reader` that makes none of these shapes."""
     if name is None:
         return
-    made = [shape for form in forms(name) for shape in form.shapes]
-    if not set(made) & set(shapes):
+    its_shapes = [shape for form in forms(name) for shape in form.shapes]
+    if not set(its_shapes) & set(shapes):
         fit = [n for n in READERS if any(set(form.shapes) & set(shapes) for form in READERS[n])]
         raise InputError(
-            f"dataset.reader: {name} makes {' or '.join(dict.fromkeys(made))}, and this recipe "
-            f"trains on {' or '.join(shapes)}; write {' or '.join(fit)}, or use another recipe."
+            f"dataset.reader: {name} makes {' or '.join(dict.fromkeys(its_shapes))}, and this "
+            f"recipe trains on {' or '.join(shapes)}; write {' or '.join(fit)}, or use another "
+            "recipe."
         )
 
 
@@ -79,17 +82,17 @@ def forms(name: str) -> tuple[Reader, ...]:
 
 
 def examples_of(row: Row, reader: Reader) -> list[Row | str]:
-    """Return the examples that a reader makes of a row, or for each why it is left out."""
+    """Return the examples that a reader makes of a row, or, as a text, why one is left out."""
     if reader.lines and row.keys() == {"text"}:
         try:
             row = json.loads(row["text"])
         except json.JSONDecodeError:
             raise Misfit("the line", row["text"], "JSON") from None
-        for column in reader.needs:  # a line may lack what is null
+        for column in reader.needs:  # a line may lack a column whose value is null
             _of(dict, row, "the line", "object of columns").setdefault(column, None)
     made = reader.read(row)
-    made = made if isinstance(made, list) else [made]
-    return [BLANK if isinstance(example, dict) and _blank(example) else example for example in made]
+    examples = made if isinstance(made, list) else [made]
+    return [BLANK if isinstance(e, dict) and _blank(e) else e for e in examples]
 
 
 def _blank(row: Row) -> bool:
@@ -100,18 +103,25 @@ def _blank(row: Row) -> bool:
 
 
 def split_prompt(row: Row) -> Row | str:
-    """Take the prompt out of conversations, or say why they cannot be learned from.
+    """Split the prompt off conversations: all messages but the last, the assistant's answer.
 
-    The prompt is all but the last message, which is the answer of the assistant; two sides have the
-    same prompt. A text beside messages becomes one. A row whose sides are not all conversations is
-    returned as it is.
+    The row's columns `SIDES` (one, or two of a pair) hold answers or whole conversations, and the
+    column `prompt` may hold a part of the prompt:
+
+    - of messages, it stands before the conversations; then a side that is a text is the answer
+    - of text, it is the user's question, unless the conversations hold a question themselves
+
+    Returns:
+        The row with its prompt split off; the row as it is, if its sides are not all conversations;
+        or, as a text, why the row is to be left out: two sides with different prompts (`PARTED`),
+        or an answer that is not the assistant's (`UNANSWERED`).
     """
     sides = [name for name in SIDES if name in row]
     prompt = row.get("prompt")
-    asked = prompt if isinstance(prompt, list) else []  # the messages of the prompt
-    if asked:  # then texts are answers to it
+    prompt_messages = prompt if isinstance(prompt, list) else []
+    if prompt_messages:  # then texts are answers to them
         texts = {side: row[side] for side in sides if isinstance(row[side], str)}
-        row = row | {side: [_said("assistant", text)] for side, text in texts.items()}
+        row = row | {side: [_message("assistant", text)] for side, text in texts.items()}
     # texts and empty cells stay: `check_cells` judges them
     if not sides or not all(isinstance(row[side], list) and row[side] for side in sides):
         return row
@@ -120,23 +130,24 @@ def split_prompt(row: Row) -> Row | str:
         return row
     conversations = {}
     for side in sides:
-        repeats_prompt = row[side][: len(asked)] == asked  # some data sets have it in both
-        conversations[side] = row[side] if repeats_prompt else asked + row[side]
+        # some data sets have the prompt in its own column and in the conversations, too
+        repeats_prompt = row[side][: len(prompt_messages)] == prompt_messages
+        conversations[side] = row[side] if repeats_prompt else prompt_messages + row[side]
     before = conversations[sides[0]][:-1]
     if any(conversation[:-1] != before for conversation in conversations.values()):
         return PARTED
     if any(conversation[-1]["role"] != "assistant" for conversation in conversations.values()):
         return UNANSWERED
-    # a text beside answers that have at most a system message before them is the question
+    # no question in the conversations: the text is the question
     if isinstance(prompt, str) and prompt and all(m["role"] == "system" for m in before):
-        before = [*before, _said("user", prompt)]
+        before = [*before, _message("user", prompt)]
     row = row | {side: conversation[-1:] for side, conversation in conversations.items()}
     if before:
         row = row | {"prompt": before}
     return row
 
 
-def _said(role: str, text: str) -> dict[str, str]:
+def _message(role: str, text: str) -> dict[str, str]:
     return {"role": role, "content": text}
 
 
@@ -157,7 +168,7 @@ def _list(value: Any, column: str) -> list[Any]:
 def _conversation(value: Any, column: str) -> list[dict[str, str]]:
     try:
         return [
-            _said(_text(m["role"], "role"), _text(m["content"], "content"))
+            _message(_text(m["role"], "role"), _text(m["content"], "content"))
             for m in _list(value, column)
         ]
     except (KeyError, TypeError, Misfit):
@@ -174,7 +185,7 @@ def _turns(transcript: Any, column: str) -> list[dict[str, str]]:
     if before.strip() or not turns:
         raise Misfit(column, transcript, "transcript that begins with a blank line and 'Human: '")
     roles = ("user" if name == "Human" else "assistant" for name in turns[::2])
-    return [_said(role, text.strip()) for role, text in zip(roles, turns[1::2], strict=True)]
+    return [_message(role, text.strip()) for role, text in zip(roles, turns[1::2], strict=True)]
 
 
 def gsm8k(row: Row) -> Made:
@@ -184,14 +195,14 @@ def gsm8k(row: Row) -> Made:
     number = solution.rpartition("####")[2].strip().replace(",", "")
     if "####" not in solution or not re.fullmatch(r"-?(\d+\.?\d*|\.\d+)", number):
         raise Misfit("answer", row["answer"], "text that ends with '#### ' and a number")
-    prompt = [_said("user", question)]
+    prompt = [_message("user", question)]
     return {"prompt": prompt, "answer": number, "solution": solution, "task": "gsm8k"}
 
 
 def gsm8k_rollouts(row: Row) -> Made:
     """RLHF-Book/gsm8k-qwen3-0.6B-rollouts: each completion, right or wrong, of a question."""
     question = _text(row["prompt"], "prompt").strip()
-    prompt = [_said("system", ROLLOUT_SYSTEM), _said("user", question)]
+    prompt = [_message("system", ROLLOUT_SYSTEM), _message("user", question)]
     completions, rewards = (_list(row[name], name) for name in ("completions", "rewards"))
     if len(completions) != len(rewards):
         raise Misfit("rewards", rewards, f"list of {len(completions)} numbers")
@@ -199,16 +210,18 @@ def gsm8k_rollouts(row: Row) -> Made:
         raise Misfit("rewards", rewards, "list of 0 and 1")
     texts = [_text(text, f"completions[{n}]") for n, text in enumerate(completions)]
     return [
-        {"prompt": prompt, "completion": [_said("assistant", text)], "label": bool(reward)}
+        {"prompt": prompt, "completion": [_message("assistant", text)], "label": bool(reward)}
         for text, reward in zip(texts, rewards, strict=True)
     ]
 
 
 def prm800k(row: Row) -> Made:
-    """tasksource/PRM800K: the steps that were chosen, up to a bad one behind which none was.
+    """tasksource/PRM800K: the chosen completion of each step, with its rating.
 
-    The other completions of a step are alternatives to it, not further steps. A completion of the
-    labeler's own (phase 1) has no rating and is good; a chosen one without a rating is the end.
+    A step for which the labeler chose no completion, as all were bad, is the last one: one of its
+    bad completions counts. The other completions of a step are alternatives, not further steps. A
+    completion that the labeler wrote (phase 1) has no rating and is good; a chosen completion
+    without a rating ends the trace before it.
     """
     question = _of(dict, row["question"], "question", "mapping with problem")
     problem = _text(question.get("problem"), "question.problem").strip()
@@ -235,7 +248,10 @@ def prm800k(row: Row) -> Made:
 
 
 def _chosen(step: Row, where: str) -> tuple[Row, bool]:
-    """Return the completion that counts for a step, and whether the solution went on from it."""
+    """Return the completion that counts for a step, and whether the solution went on from it.
+
+    Without one that was chosen or written by the labeler, the first bad completion counts, or {}.
+    """
     completions, chosen = step.get("completions") or [], step.get("chosen_completion")
     if chosen is not None:
         if not isinstance(chosen, int) or not 0 <= chosen < len(completions):
@@ -260,21 +276,21 @@ def book_pairs(row: Row) -> Made:
 
     `prompt` is a text; of an answer in messages, the assistant's first one counts.
     """
-    prompt = [_said("user", _text(row["prompt"], "prompt"))]
+    prompt = [_message("user", _text(row["prompt"], "prompt"))]
     sides = ("chosen", "rejected")
     return {"prompt": prompt} | {side: [_first_answer(row[side], side)] for side in sides}
 
 
 def _first_answer(value: Any, column: str) -> dict[str, str]:
     if isinstance(value, str):
-        return _said("assistant", value)
+        return _message("assistant", value)
     turns = _conversation(value, column)
-    return next((m for m in turns if m["role"] == "assistant"), _said("assistant", ""))
+    return next((m for m in turns if m["role"] == "assistant"), _message("assistant", ""))
 
 
 def ultrafeedback_openbmb(row: Row) -> Made:
     """openbmb/UltraFeedback: scored completions, from which ranked lists are made."""
-    prompt = [_said("user", _text(row["instruction"], "instruction"))]
+    prompt = [_message("user", _text(row["instruction"], "instruction"))]
     scored = []
     for n, completion in enumerate(_list(row["completions"], "completions")):
         where = f"completions[{n}]"
@@ -305,13 +321,18 @@ READERS: dict[str, tuple[Reader, ...]] = {
     "gsm8k": (Reader(gsm8k, ("question", "answer"), _ANSWERS, ("prompts", "prompt/completion")),),
     "gsm8k_rollouts": (
         Reader(
-            *(gsm8k_rollouts, ("prompt", "completions", "rewards")),
-            *(_JUDGED, ("outcomes", "unpaired")),
+            read=gsm8k_rollouts,
+            needs=("prompt", "completions", "rewards"),
+            makes=_JUDGED,
+            shapes=("outcomes", "unpaired"),
         ),
     ),
     "prm800k": (
         Reader(
-            *(prm800k, ("question", "label"), _TRACES, ("traces",)),
+            read=prm800k,
+            needs=("question", "label"),
+            makes=_TRACES,
+            shapes=("traces",),
             lines=("phase1_{}.jsonl", "phase2_{}.jsonl"),
         ),
     ),
@@ -319,8 +340,10 @@ READERS: dict[str, tuple[Reader, ...]] = {
         Reader(rated_pair, ("chosen", "rejected", *ARGILLA), _RATED, _PAIRS),
         Reader(rated_pair, ("chosen", "rejected", *H4), _RATED, _PAIRS),
         Reader(
-            *(ultrafeedback_openbmb, ("instruction", "completions")),
-            *({"prompt": MESSAGES, "completions": SCORED}, ("ranked lists", "prompts")),
+            read=ultrafeedback_openbmb,
+            needs=("instruction", "completions"),
+            makes={"prompt": MESSAGES, "completions": SCORED},
+            shapes=("ranked lists", "prompts"),
         ),
     ),
     "messages": (

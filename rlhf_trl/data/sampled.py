@@ -35,22 +35,24 @@ def on_policy_pairs(
 
 
 def ranked_pairs(rows: Sequence[Row], answers: Sequence[Sequence[Row]], score: Score) -> list[Row]:
-    """Return a pair for each row: of its answers, the one that scores best and the worst one.
+    """Return a pair for each row: the answer that scores best, and the one that scores worst.
 
-    A row has none if all its answers score alike, as equal ones do.
+    A row whose answers all score alike gives no pair.
 
     Args:
         rows: the questions.
-        answers: to each, with `prompt`, `completion` and `finished`.
+        answers: to each question, with `prompt`, `completion` and `finished`.
         score: what scores answers, such as a reward model.
     """
     scores = iter(score([answer for group in answers for answer in group]))
     pairs = []
     for row, group in zip(rows, answers, strict=True):
-        by_score = sorted(((next(scores), -place) for place in range(len(group))), reverse=True)
-        (best, first), (worst, last) = by_score[0], by_score[-1]
-        if best > worst:  # of equal scores, the first sample is the better one
-            chosen, rejected = group[-first]["completion"], group[-last]["completion"]
+        scores_of_group = [next(scores) for _ in group]
+        # from best to worst; a stable sort: of equal scores, the earlier sample counts as better
+        places = sorted(range(len(group)), key=lambda place: -scores_of_group[place])
+        best, worst = places[0], places[-1]
+        if scores_of_group[best] > scores_of_group[worst]:
+            chosen, rejected = group[best]["completion"], group[worst]["completion"]
             pairs.append({"prompt": row["prompt"], "chosen": chosen, "rejected": rejected})
     return pairs
 

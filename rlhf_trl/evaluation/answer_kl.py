@@ -19,7 +19,8 @@ from rlhf_trl.rollouts.generate import prompt_texts
 LOGITS_AT_ONCE = 2**23  # 32 MiB of each policy; about eight times that is needed at a time
 
 
-# Takes the (T, V) logits of a policy and of its reference, and (T,) tokens; returns (T,) values.
+# A value for each token of an answer: takes the (T, V) logits of a policy and of its reference, and
+# the (T,) tokens; returns (T,) values.
 Measure = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -42,13 +43,13 @@ KL: dict[str, Measure] = {"kl": lambda logits, ref, tokens: exact(logits, ref), 
 def kl_of_answers(policy: Policy, reference: Policy, answers: Completions) -> Scores:
     """Return the KL of a policy to another along its answers, in nats per answer.
 
-    `kl` is exact at each token (`book.kl.exact`), up to and with the one that ends the answer.
+    `kl` is the sum of the exact KL at each token (`book.kl.exact`), the end token included.
     `kl_k1` is the log-ratio of the answer itself: it has the same mean and more variance. Both are
     over all logits, as answers are sampled from all; a model may have more logits than its
     tokenizer has tokens.
 
     Args:
-        policy: who answered.
+        policy: the policy that answered.
         reference: the policy that the KL is to.
         answers: an answer to each of the held-out prompts of `policy`.
 
@@ -62,9 +63,16 @@ def kl_of_answers(policy: Policy, reference: Policy, answers: Completions) -> Sc
 def along_answers(
     policy: Policy, reference: Policy, answers: Completions, measures: Mapping[str, Measure]
 ) -> Scores:
-    """Return the sums over each answer of what measures tell of its tokens, by name.
+    """Return, by the name of a measure, the sum of its values over the tokens of each answer.
 
-    The arguments are those of `kl_of_answers`, and the measures by name.
+    Args:
+        policy: the policy that answered; its held-out prompts come before the answers.
+        reference: another policy, which reads the same answers.
+        answers: an answer to each of the held-out prompts of `policy`.
+        measures: functions of the logits of both policies and the tokens (see `Measure`), by name.
+
+    Raises:
+        InputError: the reference has another vocabulary, or fewer logits.
     """
     tokenizer = policy.processing_class
     if tokenizer.get_vocab() != reference.processing_class.get_vocab():
@@ -72,37 +80,42 @@ def along_answers(
             f"--reference: {reference.name} has another vocabulary than {policy.name}, so there is "
             "no KL between them; name a model with the same tokenizer."
         )
-    is_text = isinstance(policy.held_out[0]["prompt"], str)  # a chat template has special tokens
+    # the chat template has written special tokens already; to a plain text, the tokenizer adds them
+    is_plain_text = isinstance(policy.held_out[0]["prompt"], str)
     texts = []
     for prompt, answer in zip(
         prompt_texts(tokenizer, policy.held_out, policy.template), answers, strict=True
     ):
-        prompt_ids = tokenizer(prompt, add_special_tokens=is_text)["input_ids"]
+        prompt_ids = tokenizer(prompt, add_special_tokens=is_plain_text)["input_ids"]
         texts.append(_Text(prompt_ids, answer.ids))
     size = policy.args.per_device_eval_batch_size
     scores: Scores = {name: [] for name in measures}
     for first in range(0, len(texts), size):
-        for name, sums in _read(policy, reference, texts[first : first + size], measures).items():
+        batch = texts[first : first + size]
+        for name, sums in _measure_batch(policy, reference, batch, measures).items():
             scores[name] += sums
     return scores
 
 
-def _read(
+def _measure_batch(
     policy: Policy, reference: Policy, batch: Sequence[_Text], measures: Mapping[str, Measure]
 ) -> dict[str, list[float]]:
-    """Return the sums of the measures over each of the answers that both policies read at once."""
+    """Return, for each measure, its sums over the B answers of a batch.
+
+    Both policies read the batch at once, but only `LOGITS_AT_ONCE` logits are made at a time.
+    """
     device = policy.accelerator.device
     rows = [torch.tensor([*text.prompt, *text.answer], device=device) for text in batch]
-    # Padded on the right by any token, since none before it sees it. It is read as well: masked, it
-    # might have nothing to attend to in a sliding window, and its NaN would spread.
-    ids = pad_sequence(rows, batch_first=True)
-    predicts = torch.zeros_like(ids, dtype=torch.bool)  # the tokens that predict an answer's
+    # Padded on the right with any token, which no token before it sees. Padding is not masked:
+    # in a sliding window, it might have nothing to attend to, and its NaN would spread.
+    ids = pad_sequence(rows, batch_first=True)  # (B, S)
+    predicts_answer = torch.zeros_like(ids, dtype=torch.bool)  # whether the next token is answer
     for row, text in enumerate(batch):
         start = len(text.prompt) - 1
-        predicts[row, start : start + len(text.answer)] = True
-    hidden = _head_inputs(policy, ids)[predicts]
-    ref_hidden = _head_inputs(reference, ids)[predicts]
-    tokens = ids.roll(-1, dims=1)[predicts]
+        predicts_answer[row, start : start + len(text.answer)] = True
+    hidden = _head_inputs(policy, ids)[predicts_answer]  # (T, H): T answer tokens in all
+    ref_hidden = _head_inputs(reference, ids)[predicts_answer]
+    tokens = ids.roll(-1, dims=1)[predicts_answer]  # (T,)
 
     vocabulary = reference.model.config.get_text_config().vocab_size
     positions = max(1, LOGITS_AT_ONCE // vocabulary)
@@ -130,7 +143,7 @@ def _logits(
             "that the KL is infinite; name a model with as many."
         )
     if missing:
-        # what the policy has no logit for, it never samples; -inf would make 0 * inf = NaN
+        # the policy never samples tokens for which it has no logit; -inf would make 0 * inf = NaN
         logits = pad(logits, (0, missing), value=-1e9)
     return logits, ref_logits
 
@@ -140,7 +153,7 @@ def _head_inputs(policy: Policy, ids: Tensor) -> Tensor:
     hidden: list[Tensor] = []
 
     def catch(_: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
-        """Keep the inputs, and let the layer compute as few logits as it can."""
+        """Keep the inputs, and pass on one token of each text: its logits are not needed."""
         hidden.append(inputs[0])
         return (inputs[0][:, :1],)
 
@@ -150,10 +163,10 @@ def _head_inputs(policy: Policy, ids: Tensor) -> Tensor:
 
 
 def _head_outputs(policy: Policy, hidden: Tensor) -> Tensor:
-    """Return the (T, V) logits that a policy's own forward makes of (T, H) inputs of its head.
+    """Return the (T, V) logits that a policy makes of (T, H) inputs of its output layer.
 
-    What a model does with them behind its head (softcapping, scaling) is done thereby: the forward
-    is that of a single token, in whose place the head reads the inputs.
+    The model's whole forward runs, on a single token, and its output layer reads the inputs in
+    place of that token: so what the model does with logits (softcapping, scaling) is done.
     """
     with _before_head(policy, lambda *_: (hidden.unsqueeze(0),)):
         logits = _forward(policy, torch.zeros(1, 1, dtype=torch.long, device=hidden.device))[0]
@@ -161,7 +174,7 @@ def _head_outputs(policy: Policy, hidden: Tensor) -> Tensor:
 
 
 def _forward(policy: Policy, ids: Tensor) -> Tensor:
-    """Return the logits of a policy that reads (B, S) tokens, all of them."""
+    """Return the logits of a policy that reads (B, S) tokens, none of them masked."""
     mask = torch.ones_like(ids)
     return policy.model_wrapped(input_ids=ids, attention_mask=mask, use_cache=False).logits
 
@@ -170,7 +183,7 @@ def _forward(policy: Policy, ids: Tensor) -> Tensor:
 def _before_head(
     policy: Policy, hook: Callable[[Any, tuple[Tensor]], tuple[Tensor]]
 ) -> Iterator[None]:
-    """Let `hook` see and replace what a policy's output layer reads."""
+    """Let `hook` see and replace the inputs of a policy's output layer, in the block."""
     head = policy.model.get_output_embeddings()
     if head is None:
         raise InputError(
@@ -185,6 +198,6 @@ def _before_head(
 
 
 def _sums(chunks: list[Tensor], lengths: Sequence[int]) -> list[float]:
-    """Return the sum over each answer of values by token, which come in chunks."""
+    """Return the sum over each answer; `chunks` hold a value for each token of all answers."""
     values = torch.cat(chunks).cpu().double()
     return [float(answer.sum()) for answer in values.split(lengths)]

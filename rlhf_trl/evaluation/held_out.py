@@ -33,18 +33,19 @@ class AnswersHeldOut:
 
     Metrics are `eval_<score>` for greedy answers and `eval_sampled_<score>` for answers sampled at
     temperature 1 under a fixed seed, whatever the checkpoint's generation_config asks for. A score
-    is averaged over the answers to which it applies (is not None); where there is none, it is left
-    out. `length` is in tokens, `cut_off` the share of answers that max_completion_length ended. The
-    training's random state is left untouched.
+    is averaged over the answers to which it applies (is not None); a score that applies to none is
+    left out. `length` is in tokens, `cut_off` the share of answers that max_completion_length
+    ended. The training's random state is left untouched.
     """
 
     held_out: Sequence[dict[str, Any]] = ()  # rows with a `prompt` and what the scores read
     scores: dict[str, Score]  # reward-like; the data set's columns come as keywords
     max_completion_length: int
-    measured: tuple[str, ...] = ()  # the metrics of the trainer's own evaluation that are told
+    # metrics of the trainer's own evaluation that `on_answers` gets
+    measured: tuple[str, ...] = ()
     # called on the main process with step, metrics and answers
     on_answers: Callable[[int, dict[str, float], list[dict[str, Any]]], None] | None = None
-    rollouts: Any = None  # the `Store` that takes what is answered, on the main process
+    rollouts: Any = None  # the `Store` that records answers, on the main process
 
     @override
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
@@ -70,10 +71,10 @@ class AnswersHeldOut:
         completions, scores = self.scored(prefix)
         metrics = {}
         for name, values in scores.items():
-            applied = [value for value in values if value is not None]
-            if applied:
-                metrics[f"{prefix}_{name}"] = sum(applied) / len(applied)
-        return metrics, shown(self.held_out, *completions)
+            applicable = [value for value in values if value is not None]
+            if applicable:
+                metrics[f"{prefix}_{name}"] = sum(applicable) / len(applicable)
+        return metrics, answer_lines(self.held_out, *completions)
 
     def scored(
         self, prefix: str = "eval"
@@ -90,24 +91,24 @@ class AnswersHeldOut:
         return (greedy, sampled), scores
 
     def _all_scores(self, rows: Rows, completions: Completions, split: str) -> Scores:
-        """Judge answers and record them; return their scores with length and whether cut off."""
+        """Judge answers and record them; return their scores, `length` and `cut_off`."""
         scores = self.judge(rows, completions)
         self.record_answers(split, rows, completions, scores)
-        length = [len(one.ids) for one in completions]
-        cut_off = [not one.finished for one in completions]
+        length = [len(completion.ids) for completion in completions]
+        cut_off = [not completion.finished for completion in completions]
         return {**scores, "length": length, "cut_off": cut_off}
 
     def judge(self, rows: Rows, answers: Completions) -> Scores:
         """Return the scores of the answers to rows, by name."""
         columns = {k: [row[k] for row in rows] for k in rows[0] if k != "prompt"}
-        texts = [one.text for one in answers]
+        texts = [answer.text for answer in answers]
         return {
             name: checked(score, name)(completions=texts, **columns)
             for name, score in self.scores.items()
         }
 
     def record(self, split: str, generation: int, *contents: Any) -> None:
-        """Hand a generation to the record, where the main process keeps one.
+        """Write a generation to the record, if there is one, on the main process.
 
         `contents` are samples, rewards and further arguments of `Store.write`.
         """
@@ -116,14 +117,14 @@ class AnswersHeldOut:
             self.rollouts.write(split, generation, when, *contents)
 
     def record_answers(self, split: str, rows: Rows, answers: Completions, scores: Scores) -> None:
-        """Record answers to rows; the step is their generation."""
+        """Record answers to rows, with the step as the number of their generation."""
         if self.rollouts is None:
             return
         rewards = dict(scores)
         total = rewards.pop("reward", [None] * len(rows))
         samples = [
-            (row["prompt"], one.text, len(one.ids), one.finished, reward)
-            for row, one, reward in zip(rows, answers, total, strict=True)
+            (row["prompt"], answer.text, len(answer.ids), answer.finished, reward)
+            for row, answer, reward in zip(rows, answers, total, strict=True)
         ]
         self.record(split, self.state.global_step, samples, rewards)
 
@@ -134,11 +135,11 @@ class AnswersHeldOut:
     def answer(
         self, rows: Rows, sampling: Sampling = SAMPLED, max_new_tokens: int | None = None
     ) -> list[dict[str, Any]]:
-        """Return question, right answer, greedy and sampled text for every row, in order."""
+        """Answer and record rows; return their `answer_lines`, in order."""
         greedy, sampled = self.complete(rows, sampling, max_new_tokens)
         self.record_answers("samples-greedy", rows, greedy, {})
         self.record_answers("samples-sampled", rows, sampled, {})
-        return shown(rows, greedy, sampled)
+        return answer_lines(rows, greedy, sampled)
 
     @property
     def template(self) -> dict[str, Any] | None:
@@ -149,9 +150,9 @@ class AnswersHeldOut:
         return own | self.chat_template_kwargs
 
     def share(self, rows: Rows) -> list[int]:
-        """Return the places of the rows of this process: equally many everywhere.
+        """Return the places of this process's rows: equally many on every process.
 
-        The last ones repeat, since generation is collective under ZeRO-3 and FSDP.
+        The last rows repeat the first, since all have to generate together under ZeRO-3 and FSDP.
         """
         count = math.ceil(len(rows) / self.accelerator.num_processes)
         first = count * self.accelerator.process_index
@@ -160,10 +161,9 @@ class AnswersHeldOut:
     def complete(
         self, rows: Rows, sampling: Sampling = SAMPLED, max_new_tokens: int | None = None
     ) -> tuple[list[Completion], list[Completion]]:
-        """Return a greedy and a sampled completion of every row, in order.
+        """Return the greedy completions of all rows, and the sampled ones, in order.
 
-        The processes share the rows. Without `max_new_tokens`, the run's `max_completion_length`
-        holds.
+        The processes share the rows. `max_new_tokens` is by default `max_completion_length`.
         """
         places = self.share(rows)
         device = self.accelerator.device
@@ -172,8 +172,9 @@ class AnswersHeldOut:
             "device": device,
             "template": self.template,
         }
-        completed = []  # place of a row, its greedy and its sampled completion
-        # as GRPOTrainer generates; weights that DeepSpeed or FSDP has shared out come together
+        completed = []  # (place of a row, its greedy and its sampled completion)
+        # as GRPOTrainer generates: the first context gathers weights that ZeRO-3 has sharded, the
+        # last one those of FSDP
         with (
             unwrap_model_for_generation(
                 self.model_wrapped,
@@ -195,10 +196,10 @@ class AnswersHeldOut:
                 completed += zip(batch, greedy, sampled, strict=True)
         greedy_by_place: dict[int, Completion] = {}
         sampled_by_place: dict[int, Completion] = {}
-        # a row that fills the last share comes twice; every process keeps its last completion
-        for place, one_greedy, one_sampled in gather_object(completed):
-            greedy_by_place[place] = one_greedy
-            sampled_by_place[place] = one_sampled
+        # a row that fills the last share comes twice; its last completion counts, everywhere
+        for place, greedy_completion, sampled_completion in gather_object(completed):
+            greedy_by_place[place] = greedy_completion
+            sampled_by_place[place] = sampled_completion
         all_places = range(len(rows))
         return [greedy_by_place[n] for n in all_places], [sampled_by_place[n] for n in all_places]
 
@@ -206,11 +207,10 @@ class AnswersHeldOut:
 def with_penalties(
     args: Any, rewards: Tensor, lengths: Tensor, finished: Tensor
 ) -> dict[str, Tensor]:
-    """Return the penalties that a run's config names, and `reward_with_penalties`, their sum.
+    """Return the penalties of a run, and `reward_with_penalties`, their sum with the rewards.
 
-    A penalty is what it adds to the reward, at most 0. All are (B,), as are the rewards and the
-    lengths (in tokens) of completions and whether the model ended them. Without a penalty, the
-    result is empty: a config holds None in what its row does not read.
+    A penalty is at most 0. All are (B,), as are the completions' rewards, lengths in tokens, and
+    `finished`: whether the model ended them. Without a penalty in the config, the result is empty.
     """
     penalties = {}
     cache = getattr(args, "soft_punish_cache", None)
@@ -233,14 +233,14 @@ def named_rewards(
 ) -> Scores:
     """Return (B, R) rewards by the names of their functions, and their weighted sum as `reward`.
 
-    The penalties that `args` names follow: see `with_penalties`. NaN, where a reward does not
-    apply, becomes None.
+    The result also has what `with_penalties` returns for `args`. NaN, which says that a reward does
+    not apply, becomes None.
     """
     rewards, weights = rewards.cpu(), weights.cpu()
-    # `nansum` makes 0 of a row in which no reward applies; that row has no reward
+    # for an answer to which no reward applies, `nansum` is 0, but there is no `reward` either
     total = (rewards * weights).nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), math.nan)
-    lengths = torch.tensor([len(one.ids) for one in answers])
-    finished = torch.tensor([one.finished for one in answers])
+    lengths = torch.tensor([len(answer.ids) for answer in answers])
+    finished = torch.tensor([answer.finished for answer in answers])
     columns = dict(zip(names, rewards.T, strict=True)) | {"reward": total}
     columns |= with_penalties(args, total, lengths, finished)
     return {
@@ -249,17 +249,17 @@ def named_rewards(
     }
 
 
-def shown(rows: Rows, greedy: Completions, sampled: Completions) -> list[dict[str, Any]]:
+def answer_lines(rows: Rows, greedy: Completions, sampled: Completions) -> list[dict[str, Any]]:
     """Return question, right answer, greedy and sampled text for every row."""
     lines = []
-    for row, one_greedy, one_sampled in zip(rows, greedy, sampled, strict=True):
+    for row, greedy_completion, sampled_completion in zip(rows, greedy, sampled, strict=True):
         right_answer = row.get("answer")
         lines.append(
             {
                 "question": row.get("question", completion_text(row["prompt"])),
                 "answer": None if right_answer is None else str(right_answer),
-                "greedy": one_greedy.text,
-                "sampled": one_sampled.text,
+                "greedy": greedy_completion.text,
+                "sampled": sampled_completion.text,
             }
         )
     return lines

@@ -71,9 +71,9 @@ class OverExamples:
     known, the examples that fill the last batches of several processes still count twice.
     """
 
-    # In a batch of B examples with k rows each, whether an example's rows are neighbors; else the
-    # first rows of all examples come first (all chosen, then all rejected ones).
-    lists_in_a_row = False
+    # The order of rows in a batch of examples a, b with two rows each: a1 a2 b1 b2 if the rows of
+    # an example are neighbors, else a1 b1 a2 b2 (all chosen, then all rejected ones).
+    rows_are_neighbors = False
     _evaluated: list[Example] | None = None  # while the evaluation loop runs
     _output_classes: Sequence[type] = ()  # of the calls whose output is kept
 
@@ -162,10 +162,11 @@ class OverExamples:
         return [Example(rows[n], [of_call[n] for of_call in rows_of_calls]) for n in range(count)]
 
     def _apart(self, batch: Batch, count: int) -> list[dict[str, Any]]:
-        """Take a batch of `count` examples apart: of a tensor of k * count rows, each gets k.
+        """Split a batch into its `count` examples.
 
-        A pair has k = 2, for example; `lists_in_a_row` says where its two rows stand. What is no
-        tensor, or a scalar, holds for the whole batch, and goes into every part.
+        Of a tensor of k * count rows, each example gets its k rows, (k, ...), a pair two; see
+        `rows_are_neighbors` for their order. A scalar, and what is no tensor, holds for the whole
+        batch and goes to every example. Images are left out: the loss does not read them.
         """
         parts: list[dict[str, Any]] = [{} for _ in range(count)]
         for name, value in batch.items():
@@ -174,8 +175,10 @@ class OverExamples:
             elif value.dim() == 0:
                 values = [value.cpu()] * count
             elif value.dim() > 3 or len(value) % count:
-                continue  # an image or its like, which the model reads and no loss
-            elif self.lists_in_a_row:
+                # Images have 4 dimensions, or are cut into patches, whose number has nothing to do
+                # with that of the examples.
+                continue
+            elif self.rows_are_neighbors:
                 values = value.cpu().unflatten(0, (count, -1))  # (B, k, ...)
             else:
                 values = value.cpu().unflatten(0, (-1, count)).transpose(0, 1)  # (B, k, ...)
@@ -196,8 +199,8 @@ class OverExamples:
                 joined = torch.stack(values).mean()
             else:
                 joined = _padded(values, -100 if name.endswith("labels") else 0)
-                # back in the order of rows that `_apart` took apart
-                joined = joined if self.lists_in_a_row else joined.transpose(0, 1)
+                # back to the order of rows that the batch had in `_apart`
+                joined = joined if self.rows_are_neighbors else joined.transpose(0, 1)
                 joined = joined.flatten(0, 1)
             batch[name] = joined.to(self.args.device)
         return batch

@@ -70,7 +70,7 @@ def _always(log: list[dict], key: str, value: float) -> bool:
 def table(evaluations: dict[int, dict[str, Any]]) -> str:
     """Return the before/after table: every score, then sample answers side by side.
 
-    Each evaluation, by its step, has `metrics` and `answers` (see `held_out.shown`). Questions that
+    Each evaluation, by its step, has `metrics` and `answers` (see `answer_lines`). Questions that
     were not asked both times (a run may go on with other data) have no sample.
     """
     ends = _ends(evaluations)
@@ -195,29 +195,34 @@ def training_metrics(log: list[dict]) -> dict[int, dict[str, Any]]:
 
 
 def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
-    """Return the last line of a run: of its evaluations, or of `training_metrics`.
+    """Return the last line of a run: its first and last value of the most telling metric.
 
-    `tasks` are the gym's whose questions were asked.
+    Args:
+        evaluations: by step; or, if nothing is held out, `training_metrics`, whose names do not
+            begin with "eval_".
+        tasks: the gym's tasks whose questions were asked.
+        seed: of the run.
     """
     if not evaluations:
         return f"trained with seed {seed}; nothing is held out or logged"
-    # the first and the last evaluation; one where they are the same
+    # of the first and the last evaluation, or of the only one
     ends = [end["metrics"] for end in _ends(evaluations).values()]
     measured = ends[0].keys() & ends[-1].keys()
-    prefix = "eval_" if any(key.startswith("eval_") for key in measured) else ""
-    # last comes the share of answers cut off, which every evaluation by answering has
+    is_held_out = any(key.startswith("eval_") for key in measured)
+    prefix = "eval_" if is_held_out else ""
+    # the last resort is the share of answers cut off, which every evaluation by answering has
     names = {f"{prefix}{key}": name for key, name in {**HEADLINES, "cut_off": "cut off"}.items()}
     key = next(key for key in names if key in measured)
     values = " -> ".join(f"{end[key]:.3f}" for end in ends)
     count = len(evaluations[max(evaluations)]["answers"])
-    noun = "words" if tasks == {"spell_backward"} else "questions"
+    noun = "words" if tasks == {"spell_backward"} else "questions"  # a question there is a word
     conditions = f"seed {seed}"
     if count:
         conditions = f"greedy, {count} held-out {noun}, seed {seed}"
-    elif not prefix:
+    elif not is_held_out:
         conditions = f"of training; seed {seed}"
     line = f"{names[key]} {values} ({conditions})"
-    return line if prefix else f"{line}; nothing is held out, so nothing was evaluated"
+    return line if is_held_out else f"{line}; nothing is held out, so nothing was evaluated"
 
 
 def next_steps(folder: str, start: str, steps: int, prompt: Any, adapter: bool) -> str:

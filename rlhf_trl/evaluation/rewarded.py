@@ -21,12 +21,12 @@ Recorded = tuple[list[tuple[Any, ...]], dict[str, list[float]]]
 
 
 class RewardedAnswers(AnswersHeldOut):
-    """Trainer mixin: reward functions judge held-out answers; generations go into the record."""
+    """Trainer mixin: reward functions judge held-out answers; generations are recorded."""
 
     def judge(self, rows: Rows, answers: Completions) -> Scores:
-        """Return the trainer's `scores`, the rewards of all functions, and the reward they come to.
+        """Return the trainer's `scores`, the rewards of all functions, and their sum, `reward`.
 
-        Processes share the work: each judges the answers to its own rows.
+        Processes share the work: each calls the functions on the answers to its own rows.
         """
         share = self.share(rows)
         is_chat = is_conversational({"prompt": rows[0]["prompt"]})
@@ -38,7 +38,7 @@ class RewardedAnswers(AnswersHeldOut):
         # what reward functions log here is dropped: TRL would add it to the next generation's logs
         pending = self._pending_extra_logs, self._pending_metrics
         self._pending_extra_logs, self._pending_metrics = defaultdict(list), defaultdict(list)
-        self._finished = [answers[i].finished for i in share]  # for functions that ask for it
+        self._finished = [answers[i].finished for i in share]  # functions get it by `with_finished`
         rewards = super()._calculate_rewards(
             [rows[i] for i in share],
             [rows[i]["prompt"] for i in share],
@@ -51,6 +51,7 @@ class RewardedAnswers(AnswersHeldOut):
             per_func, self.reward_weights, self.reward_func_names, answers, self.args
         )
         scores = super().judge(rows, answers)
+        # a reward may also be one of the `scores`, which come first and count
         return scores | {name: values for name, values in named.items() if name not in scores}
 
     def _weighted(self, per_func: Tensor) -> Tensor:
@@ -58,7 +59,7 @@ class RewardedAnswers(AnswersHeldOut):
         return (per_func * self.reward_weights.to(per_func.device)).nansum(dim=1)
 
     def _log_penalties(self, penalized: dict[str, Tensor], group: int) -> None:
-        """Log what `with_penalties` returns, in the table of completions, too.
+        """Log what `with_penalties` returned, as metrics and in the table of completions.
 
         `group` is the number of completions of a prompt.
         """
@@ -74,9 +75,10 @@ class RewardedAnswers(AnswersHeldOut):
     def _samples(
         self, prompts: Any, completions: Any, endings: Tensor, per_func: Tensor
     ) -> Recorded:
-        """Return samples and rewards for the record.
+        """Return B samples and their rewards for the record.
 
-        `endings` is (B, 2): how many tokens a completion has, and whether the model ended it.
+        `endings` is (B, 2): how many tokens a completion has, and whether the model ended it;
+        `per_func` is (B, F), the rewards of F functions.
         """
         rewards = self._weighted(per_func)
         samples = zip(prompts, completions, *endings.T.tolist(), rewards.tolist(), strict=True)

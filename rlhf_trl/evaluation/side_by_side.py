@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from transformers import LogitsProcessorList
 
-from rlhf_trl.evaluation.called import called
+from rlhf_trl.evaluation.function_scores import function_scores
 from rlhf_trl.evaluation.held_out import AnswersHeldOut, Completions, Rows, Scores, named_rewards
 from rlhf_trl.evaluation.tables import side_by_side
 from rlhf_trl.models import load_tokenizer
@@ -54,7 +54,7 @@ class Policy(AnswersHeldOut):
         """Return an answer to one prompt, and what the `scorers` give it."""
         rows = [{"prompt": prompt, **self.columns}]
         completions = self._generate(rows, sampling=sampling, streamer=streamer)
-        return completions[0], called(self.scorers, rows, completions)
+        return completions[0], function_scores(self.scorers, rows, completions)
 
     def draw(self, number: int) -> list[Completion]:
         """Return a sampled answer to each held-out prompt, another one for each number.
@@ -95,7 +95,7 @@ class Policy(AnswersHeldOut):
         scores = super().judge(rows, answers)
         if self.rewards:
             functions = {function.__name__: function for function in self.rewards}
-            rewards = called(functions, rows, answers)
+            rewards = function_scores(functions, rows, answers)
             columns = [  # with NaN, as TRL has it, where a reward does not apply
                 [math.nan if value is None else value for value in values]
                 for values in rewards.values()
@@ -106,7 +106,7 @@ class Policy(AnswersHeldOut):
             )
             for name, values in total.items():
                 scores.setdefault(name, values)  # as in training, a score of the task goes first
-        return scores | called(self.scorers, rows, answers)
+        return scores | function_scores(self.scorers, rows, answers)
 
 
 def mean_and_error(
@@ -114,9 +114,11 @@ def mean_and_error(
 ) -> tuple[float | None, float | None]:
     """Return mean and standard error of the values that are not None, clustered by group.
 
-    se^2 = G / (G - 1) sum_g (sum_{i in g} w_i (x_i - mean))^2 / (sum_i w_i)^2; with one value in
-    each of the G groups and equal `weights` (None), that is the usual one. The mean is None without
-    a value, and the error without a second group.
+    se^2 = G / (G - 1) sum_g (sum_{i in g} w_i (x_i - mean))^2 / (sum_i w_i)^2
+
+    With one value in each of the G groups and equal weights, this is the usual standard error. The
+    mean is None if there is no value, and the error if there is only one group. `weights` are by
+    default all 1.
     """
     places = [place for place, value in enumerate(values) if value is not None]
     if not places:
@@ -142,15 +144,16 @@ def compare(
 ) -> dict[str, Numbers]:
     """Return means of policies, and differences from the first policy, with standard errors.
 
-    A difference is taken row by row, where the score applies to both.
+    A difference is taken row by row, where the score applies to both policies.
 
     Args:
-        scores: by policy and metric, a value for each row.
-        groups: the number of each row's prompt.
-        weights: by policy and metric, those of the rows where they are not all 1; where they are
-            not the first policy's, there is no difference.
-        samples: by policy and metric, where a row's value is the mean over several answers: the
-            values of all of them. They count alike, each to the prompt of its row.
+        scores: by policy and metric, a value for each of N rows.
+        groups: (N,) the number of each row's prompt.
+        weights: by policy and metric, (N,) weights of the rows, for metrics whose rows do not count
+            equally. If they differ from the first policy's, there is no difference.
+        samples: by policy and metric, the values of each row's answers, for metrics whose value of
+            a row is the mean over several answers. All answers count equally, each to the prompt of
+            its row. A metric has weights or samples, never both.
 
     Returns:
         By policy and metric, `value`, its `error`, the standard `deviation` of single values,
@@ -169,8 +172,8 @@ def compare(
                     if value is not None and first is not None:
                         differences[row] = value - first
             all_values, all_groups = values, groups
-            if name in samples.get(policy, {}):
-                all_values, all_groups = _one_by_one(samples[policy][name], groups)
+            if name in samples.get(policy, {}):  # then there are no weights
+                all_values, all_groups = _flattened(samples[policy][name], groups)
             mean, error = mean_and_error(all_values, all_groups, own_weights)
             if mean is None:
                 continue
@@ -185,8 +188,8 @@ def compare(
     return numbers
 
 
-def _one_by_one(samples: Samples, groups: Sequence[int]) -> tuple[list[float | None], list[int]]:
-    """Return the values of all samples of all rows, and the group of each."""
+def _flattened(samples: Samples, groups: Sequence[int]) -> tuple[list[float | None], list[int]]:
+    """Return the values of all samples of all rows in one list, and the group of each."""
     values: list[float | None] = []
     group_of: list[int] = []
     for row, group in zip(samples, groups, strict=True):

@@ -14,7 +14,7 @@ ROUNDING = 1e-6  # of a mean or deviation of equal rewards
 class Watch(TrainerCallback):
     """Warns when training runs on without learning anything, once until that changes."""
 
-    # messages by metric: at the value 1, it is a sign of standstill
+    # {metric: warning if it stays at 1}
     signs = {  # noqa: RUF012 - read only
         "frac_reward_zero_std": (
             "every group of completions got equal rewards for %d logged steps up to step %d, so "
@@ -26,7 +26,7 @@ class Watch(TrainerCallback):
             "%d; raise max_completion_length, or check that the model knows its eos token."
         ),
     }
-    # messages by metric: at the value 0, it is a sign of standstill
+    # {metric: warning if it stays at 0}
     signs_at_zero = {  # noqa: RUF012 - read only
         "reward_std": (
             "all completions got equal rewards for %d logged steps up to step %d, so that rewards "
@@ -47,9 +47,9 @@ class Watch(TrainerCallback):
         logs = dict(logs or {})
         if logs.get("frac_reward_zero_std") == 1.0:  # one warning about equal rewards is enough
             logs.pop("reward_std", None)
-        for messages, total in ((self.signs, 1.0), (self.signs_at_zero, 0.0)):
+        for messages, stuck_at in ((self.signs, 1.0), (self.signs_at_zero, 0.0)):
             for key in messages.keys() & logs.keys():
-                is_total = math.isclose(logs[key], total, abs_tol=ROUNDING)
-                self._streak[key] = self._streak[key] + 1 if is_total else 0
+                is_sign = math.isclose(logs[key], stuck_at, abs_tol=ROUNDING)
+                self._streak[key] = self._streak[key] + 1 if is_sign else 0
                 if self._streak[key] == PATIENCE and state.is_world_process_zero:
                     logger.warning(messages[key], PATIENCE, state.global_step)

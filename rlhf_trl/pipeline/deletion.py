@@ -31,14 +31,15 @@ from rlhf_trl.pipeline.sizes import readable, size_of
 from rlhf_trl.run.origins import weights_files, weights_sha256
 
 MODELS = ("model", "value_model")  # of a run, which is none without them
-WHAT = f"name a run, or in one a checkpoint-N, a copy of its model, or {RECORD}"
+# What can be deleted, as the remedy of errors.
+NAME_DELETABLE = f"name a run, or in one a checkpoint-N, a copy of its model, or {RECORD}"
 
 
 class Target(NamedTuple):
-    """What is to be deleted."""
+    """What is to be deleted: a run's folder, or a file or folder in it."""
 
     path: Path
-    run: Run  # that it is, or lies in
+    run: Run  # the run that the path is, or lies in
 
     @property
     def is_whole_run(self) -> bool:
@@ -46,20 +47,20 @@ class Target(NamedTuple):
         return self.path.resolve() == self.run.folder.resolve()
 
     def files(self) -> list[Path]:
-        """Return what is renamed: the path, and behind a database what SQLite keeps beside it."""
+        """Return what is renamed: the path, and with a database the files that SQLite adds."""
         beside = [self.path.with_name(f"{RECORD}{end}") for end in ("-wal", "-shm")]
         is_record = self.path.name == RECORD and not self.is_whole_run
         return [self.path, *(path for path in beside if is_record and path.exists())]
 
 
 def targets(root: Path, paths: Sequence[str]) -> list[Target]:
-    """Return what is named, each thing once and the youngest run first.
+    """Return what the paths name, each thing once, sorted from the youngest run to the oldest.
 
-    A run is younger than those that it was made from, so that what is left of a deletion that was
-    ended still has what it was made from.
+    A run is younger than the runs that it was made from. So if the deletion is interrupted, no run
+    that is left lacks a run that it was made from.
 
     Raises:
-        InputError: something must not be deleted, or is not what can be.
+        InputError: a path names something that cannot be deleted, or that another run needs.
     """
     runs = runs_in(root)
     if paths and is_run(root):
@@ -67,18 +68,18 @@ def targets(root: Path, paths: Sequence[str]) -> list[Target]:
             f"{root} is a run's folder; before --delete, name the one that holds all your runs, "
             "where those made from this one are looked for."
         )
-    named = [_target(root, Path(path), runs) for path in paths]
-    by_path = {target.path.resolve(): target for target in named}
-    # what lies in another one goes with that
-    wanted = [target for path, target in by_path.items() if not by_path.keys() & {*path.parents}]
-    whole = [target.run for target in wanted if target.is_whole_run]
-    staying = [run for run in runs if run not in whole]
-    if wanted:
-        _refuse_while_a_run_begins(root)
-    for target in wanted:
+    all_targets = [_target(root, Path(path), runs) for path in paths]
+    by_path = {target.path.resolve(): target for target in all_targets}
+    # a target inside another one is deleted with that one
+    outermost = [target for path, target in by_path.items() if not by_path.keys() & {*path.parents}]
+    deleted_runs = [target.run for target in outermost if target.is_whole_run]
+    staying = [run for run in runs if run not in deleted_runs]
+    if outermost:
+        _refuse_while_a_run_begins(root)  # which may be made from a target
+    for target in outermost:
         with not_running(target.run.folder):
             _refuse_if_needed(target, [run for run in staying if run is not target.run])
-    return sorted(wanted, key=lambda target: -_began(target.run))
+    return sorted(outermost, key=lambda target: -_began(target.run))
 
 
 def _began(run: Run) -> float:
@@ -86,13 +87,13 @@ def _began(run: Run) -> float:
 
 
 def _target(root: Path, path: Path, runs: Sequence[Run]) -> Target:
-    """Return what a path names, or say why it is nothing that can be deleted."""
+    """Return the target that a path names; refuse a path that names nothing that can be deleted."""
     if path.name in ("", ".."):  # as of the current folder
         path = path.resolve()
     if path.is_symlink():
         raise InputError(f"{path} is a link; name what it leads to, or remove the link yourself.")
     if not path.exists():
-        raise InputError(f"{path}: there is nothing; {WHAT}.")
+        raise InputError(f"{path}: there is nothing; {NAME_DELETABLE}.")
     if not path.resolve().is_relative_to(root.resolve()):
         raise InputError(
             f"{path} is not in {root}, where runs that were made from it are looked for; name "
@@ -100,7 +101,7 @@ def _target(root: Path, path: Path, runs: Sequence[Run]) -> Target:
         )
     run = owner_of(path, runs)
     if run is None or path.name.startswith(ASIDE):
-        raise InputError(f"{path} is no run's folder, nor in one; {WHAT}.")
+        raise InputError(f"{path} is no run's folder, nor in one; {NAME_DELETABLE}.")
     target = Target(path, run)
     if target.is_whole_run:
         inner = [other for other in runs if run.folder.resolve() in other.folder.resolve().parents]
@@ -111,9 +112,12 @@ def _target(root: Path, path: Path, runs: Sequence[Run]) -> Target:
     if first in MODELS:
         raise InputError(f"{path} is what the run {run.folder} was for; delete the whole run.")
     is_checkpoint = first.removeprefix("checkpoint-").isdigit() and not rest
-    is_copy = not first.startswith(PARTS) and _holds_model(path)
-    if not (is_checkpoint or is_copy or first == RECORD):
-        raise InputError(f"{path} is a part of the run {run.folder} that stays with it; {WHAT}.")
+    # the user's or a command's copy of the model: not under a name that a run itself writes (PARTS)
+    is_copy_of_model = not first.startswith(PARTS) and _holds_model(path)
+    if not (is_checkpoint or is_copy_of_model or first == RECORD):
+        raise InputError(
+            f"{path} is a part of the run {run.folder} that stays with it; {NAME_DELETABLE}."
+        )
     return target
 
 
@@ -123,7 +127,10 @@ def _holds_model(folder: Path) -> bool:
 
 
 def _refuse_while_a_run_begins(root: Path) -> None:
-    """Refuse while a process holds a folder without a config, which tells what it is made from."""
+    """Refuse while a process holds a folder without a config.
+
+    Such a run has only begun: what it is made from, its config would tell.
+    """
     for folder in folders_in(root, set()):
         if not is_run(folder):
             with not_running(folder):

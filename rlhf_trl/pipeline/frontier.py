@@ -15,8 +15,9 @@ from rlhf_trl.pipeline.results import Answers, Point, Results
 from rlhf_trl.run.differences import differences
 
 CLEAR = 2  # standard errors by question; what differs by less does not differ here
-# What two runs may differ in that is no difference in what was learned, beside the penalty.
-BESIDE = {"beta", "output_dir", "save_steps", "save_strategy", "eval_steps", "eval_strategy"}
+# Keys in which a run with a penalty may differ from the one without: the penalty itself, and what
+# does not change what is learned.
+EXPECTED = {"beta", "output_dir", "save_steps", "save_strategy", "eval_steps", "eval_strategy"}
 
 
 def change(before: Answers, after: Answers, name: str) -> int:
@@ -76,8 +77,8 @@ def over_optimization(results: Results) -> list[str]:
         by_outcome: dict[tuple[bool, int, int], list[Course]] = {}
         for points in curves:
             if len(points) > 2 and points[0].step == 0 and _known(points):
-                one = course(points)
-                by_outcome.setdefault(one.outcome, []).append(one)
+                course_of_seed = course(points)
+                by_outcome.setdefault(course_of_seed.outcome, []).append(course_of_seed)
         for courses in sorted(by_outcome.values(), key=len, reverse=True):
             share = f"in {len(courses)} of {len(curves)} seeds"
             sentences.append(f"{results.title(stage)}: {_sentence(courses, share)}")
@@ -95,7 +96,7 @@ def _sentence(courses: Sequence[Course], share: str) -> str:
 
     def mean(place: str, name: str) -> str:
         """Return the mean of a number over seeds at "start", "peak" or "end" of their courses."""
-        values = [getattr(one, place).answers.mean(name) for one in courses]
+        values = [getattr(of_seed, place).answers.mean(name) for of_seed in courses]
         return f"{np.mean(values):.2f}"
 
     first = courses[0]
@@ -160,8 +161,12 @@ def penalty_against_stopping(results: Results) -> list[str]:
 
 
 def _compared(results: Results, penalized: str, free: str) -> str:
-    """Return whether a stage with a penalty beats stopping the one without early, at equal KL."""
-    penalty, stopped = [], []  # KL, proxy and gold of each seed
+    """Return a sentence: does a KL penalty beat stopping a run without one early, at equal KL?
+
+    `penalized` is the stage with the penalty, and `free` the stage without one.
+    """
+    # (KL, proxy, gold) of each seed: of `penalized` at its end, and of `free` at that KL
+    penalty, stopped = [], []
     for seed in results.seeds:
         answers = results.answers[penalized, None, seed]
         numbers = [answers.mean(name) for name in ("kl", "proxy", "gold")]
@@ -175,7 +180,7 @@ def _compared(results: Results, penalized: str, free: str) -> str:
         return f"{subject}: {results.title(free)} never has its KL, so they cannot be compared."
     kl, proxy, gold = np.mean(penalty, axis=0)
     _, stopped_proxy, stopped_gold = np.mean(stopped, axis=0)
-    gains = (np.array(penalty) - stopped)[:, 1:]  # of proxy and gold
+    gains = (np.array(penalty) - stopped)[:, 1:]  # (seeds, 2): of proxy and gold
     better_proxy, better_gold = (gains > 0).sum(0)
     better_both = (gains > 0).all(1).sum()
     sentence = (
@@ -188,7 +193,7 @@ def _compared(results: Results, penalized: str, free: str) -> str:
     )
     if len(penalty) < len(results.seeds):
         sentence += f"; in {len(results.seeds) - len(penalty)} it never has that KL"
-    changed = differences(results.config(free), results.config(penalized)).keys() - BESIDE
+    changed = differences(results.config(free), results.config(penalized)).keys() - EXPECTED
     if changed:
         sentence += f"; they differ in {', '.join(sorted(changed))}, too"
     return sentence + "."

@@ -12,10 +12,14 @@ from rlhf_trl.pipeline.lineage import Run
 from rlhf_trl.pipeline.results import Results, over_seeds, with_content
 from rlhf_trl.pipeline.runs import curves_of
 
-KLS = ("kl", "policy/approxkl_avg")  # under which name trainers log a KL
-SCORES = [key for key in HEADLINES if key != "loss"]  # that are better the higher
-GRADIENTS = "Largest gradient norm, in medians"
-RISES = "Largest rise of the KL, in medians"
+KL_KEYS = ("kl", "policy/approxkl_avg")  # the names under which trainers log a KL
+SCORES = [key for key in HEADLINES if key != "loss"]  # names of scores: the higher, the better
+# Headings of steadiness.
+GRADIENT = "Largest gradient norm"
+GRADIENT_IN_MEDIANS = "Largest gradient norm, in medians"
+RISE = "Largest rise of the KL"
+RISE_IN_MEDIANS = "Largest rise of the KL, in medians"
+FALL = "Largest fall"
 RESTARTS = "Restarts"
 # Columns of the costs: their heading, and the file, key, factor and digits of the number.
 COSTS = {
@@ -34,7 +38,7 @@ COSTS_NOTE = (
     f"that is by more than {CLEAR} standard errors of the difference; its price counts the run and "
     "those that it was made from."
 )
-LIMITS = {GRADIENTS: 10, RISES: 10, RESTARTS: 0}  # runs above these are named
+LIMITS = {GRADIENT_IN_MEDIANS: 10, RISE_IN_MEDIANS: 10, RESTARTS: 0}  # runs above these are named
 
 
 def training(results: Results) -> list[Part]:
@@ -43,7 +47,11 @@ def training(results: Results) -> list[Part]:
 
 
 def _costs(results: Results) -> Part:
-    """Return what a run of each stage took, and what it paid for an accepted gain."""
+    """Return what a run of each stage took, and what it paid for an accepted gain.
+
+    The price is the CPU seconds of the run, and of the runs that it was made from, for 0.01 of the
+    gain. Without an accepted gain, gain and price are NaN, which `over_seeds` shows as "-".
+    """
     table, sentences = [], []
     total = [0.0] * len(results.seeds)  # CPU seconds of a seed's runs
     for name in results.stages:
@@ -53,11 +61,12 @@ def _costs(results: Results) -> Part:
             line[heading] = over_seeds([value * factor for value in values], digits)
         gains = [accepted_gain(results, name, seed) for seed in results.seeds]
         line["accepted gain"] = over_seeds(gains)
+        stages_paid_for = _with_sources(results, name)
         prices = []
         for seed, gain in enumerate(gains):
-            total[seed] += _cost(results, name, seed)
-            sources = _made_from(results, name)
-            prices.append(sum(_cost(results, source, seed) for source in sources) * 0.01 / gain)
+            total[seed] += _cpu_seconds(results, name, seed)
+            cpu_seconds = sum(_cpu_seconds(results, stage, seed) for stage in stages_paid_for)
+            prices.append(cpu_seconds * 0.01 / gain)
         line["CPU s per 0.01 gained"] = price = over_seeds(prices, 2)
         if price != "-":
             sentences.append(f"{line['stage']} paid {price} CPU s for 0.01 of gold.")
@@ -68,22 +77,25 @@ def _costs(results: Results) -> Part:
     return Part("Costs", sentences, with_content(table), COSTS_NOTE)
 
 
-def _cost(
-    results: Results, stage: str, seed: int, file: str = "cost.json", key: str = "cpu_seconds"
-) -> float:
-    """Return a number that a run has left in a file, by default its CPU seconds; else NaN."""
+def _cost(results: Results, stage: str, seed: int, file: str, key: str) -> float:
+    """Return a number that a run has left in a file, or NaN."""
     value = results.read_json(stage, seed, file).get(key)
     return math.nan if value is None else value
 
 
-def _made_from(results: Results, stage: str) -> set[str]:
-    """Return a stage and those whose models it reads, directly or not."""
+def _cpu_seconds(results: Results, stage: str, seed: int) -> float:
+    """Return the CPU seconds of a run, or NaN."""
+    return _cost(results, stage, seed, "cost.json", "cpu_seconds")
+
+
+def _with_sources(results: Results, stage: str) -> set[str]:
+    """Return a stage and the stages whose models it reads, directly or not."""
     inputs = results.stages[stage].get("inputs", {}).values()
     stages = {stage}
     for models in inputs:
         for model in models:
             if model in results.stages:  # others are in a folder, or on the hub
-                stages |= _made_from(results, model)
+                stages |= _with_sources(results, model)
     return stages
 
 
@@ -129,29 +141,27 @@ def _stability(results: Results) -> Part:
 
 
 def steadiness(results: Results, stage: str, seed: int) -> dict[str, float]:
-    """Return how steady a run was; NaN is what it has not logged."""
-    curves = curves_of(Run(results.run(stage, seed)))
+    """Return how steady a run was, a number for each heading; NaN: the run has not logged it."""
+    curves = curves_of(Run(results.run(stage, seed)))  # {name: {step: value}}
     # a norm that is no number counts as infinite
     norms = [v if math.isfinite(v) else math.inf for v in curves.get("grad_norm", {}).values()]
-    kl = next((curves[key] for key in KLS if key in curves), {})
+    # the first KL, and the first score of evaluations, that the run has logged
+    kl = next((curves[key] for key in KL_KEYS if key in curves), {})
     rises = [after - before for before, after in pairwise(kl.values())]
-    measured = next((curves[f"eval_{key}"] for key in SCORES if f"eval_{key}" in curves), {})
-    falls = [
-        max(list(measured.values())[:place]) - value
-        for place, value in enumerate(measured.values())
-        if place
-    ]
+    score = next((curves[f"eval_{key}"] for key in SCORES if f"eval_{key}" in curves), {})
+    values = list(score.values())
+    falls = [max(values[:place]) - values[place] for place in range(1, len(values))]
     return {
-        "Largest gradient norm": max(norms, default=math.nan),
-        GRADIENTS: _in_medians(norms),
-        "Largest rise of the KL": max(rises, default=math.nan),
-        RISES: _in_medians(rises),
-        "Largest fall": max([0.0, *falls]) if measured else math.nan,
+        GRADIENT: max(norms, default=math.nan),
+        GRADIENT_IN_MEDIANS: _largest_over_median(norms),
+        RISE: max(rises, default=math.nan),
+        RISE_IN_MEDIANS: _largest_over_median(rises),
+        FALL: max([0.0, *falls]) if values else math.nan,
         RESTARTS: results.read_json(stage, seed, "cost.json").get("starts", 1) - 1,
     }
 
 
-def _in_medians(values: Sequence[float]) -> float:
-    """Return the largest value in terms of the median of their sizes; NaN if that is 0."""
+def _largest_over_median(values: Sequence[float]) -> float:
+    """Return the largest value, divided by the median of all sizes; NaN if that is 0."""
     typical = median(map(abs, values)) if values else 0.0
     return max(values) / typical if typical else math.nan

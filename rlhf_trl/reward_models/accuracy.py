@@ -4,8 +4,8 @@ from typing import Any
 
 
 def pair_accuracy(chosen: Any, rejected: Any) -> float:
-    """Return the share of the N pairs of rewards (N,) whose chosen is higher; a tie is half one.
+    """Return the share of N pairs whose chosen reward is the higher one; a tie counts half.
 
-    They are arrays or tensors.
+    `chosen` and `rejected` are the rewards (N,), arrays or tensors.
     """
     return float(((chosen > rejected) + (chosen == rejected) / 2).mean())

@@ -14,7 +14,7 @@ from rlhf_trl.models import loading
 def check_classifier(model: Any, args: RewardConfig) -> None:
     """Refuse a classifier with several labels, which RewardTrainer cannot load or use."""
     if isinstance(model, str):
-        config = _config(model, loading_of(args))
+        config = _config(model, loading_options(args))
         if not any("Classification" in name for name in config.architectures or []):
             return  # a language model, which gets a new head
         name = f"model_name_or_path: {model!r}"
@@ -27,8 +27,8 @@ def check_classifier(model: Any, args: RewardConfig) -> None:
         )
 
 
-def loading_of(args: RewardConfig) -> dict[str, Any]:
-    """Return what `from_pretrained` gets; the trainer places the model, on each process' device."""
+def loading_options(args: RewardConfig) -> dict[str, Any]:
+    """Return the options of `from_pretrained`; no `device_map`, as the trainer places the model."""
     defaults = {"trust_remote_code": args.trust_remote_code, "device_map": None}
     return defaults | (args.model_init_kwargs or {})
 
@@ -46,7 +46,7 @@ def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: An
         config = _config(source, kwargs)
         has_head = any("TokenClassification" in name for name in config.architectures or [])
         had_bias = getattr(config, "token_classification_bias", True)
-        # such a head is loaded, but its bias would be left out, or a missing one drawn at random
+        # the head would be loaded without its bias, or with a bias that is drawn at random
         if has_head and config.num_labels == num_labels and had_bias != head_bias:
             raise InputError(
                 f"head_bias: the head in {source!r} has another; write {str(had_bias).lower()}."

@@ -66,8 +66,8 @@ def calibration(probabilities: Any, outcomes: Any, bins: int = 10) -> Calibratio
 
     error = sum_k n_k / N |mean p in bin k - mean outcome in bin k|
 
-    Bin k holds k / bins <= p < (k + 1) / bins, the last one p = 1 too. Probabilities and outcomes
-    (whether it happened) are (N,).
+    Bin k holds k / bins <= p < (k + 1) / bins; the last bin holds p = 1, too. Both arguments are
+    (N,): the probabilities of N events, and whether each event happened. Empty bins are left out.
     """
     probabilities = finite(probabilities, "probabilities")
     outcomes = truth(outcomes, "outcomes")
@@ -90,9 +90,9 @@ def calibration(probabilities: Any, outcomes: Any, bins: int = 10) -> Calibratio
 
 
 def prompt_groups(prompts: Sequence[Any]) -> list[int]:
-    """Return an integer per prompt, (N,), equal where they are equal, in order of appearance."""
-    known: dict[str, int] = {}
-    return [known.setdefault(repr(prompt), len(known)) for prompt in prompts]
+    """Return an id for each of N prompts, (N,): equal prompts have equal ids, counted from 0."""
+    ids: dict[str, int] = {}
+    return [ids.setdefault(repr(prompt), len(ids)) for prompt in prompts]
 
 
 def budgets(groups: Sequence[Hashable]) -> list[int]:
@@ -104,30 +104,33 @@ def budgets(groups: Sequence[Hashable]) -> list[int]:
 def ranking_metrics(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dict[str, float]:
     """Return how well scores tell right from wrong candidates, over all and within prompts.
 
-    auc = P(s_right > s_wrong) + 1/2 P(s_right = s_wrong) over all candidates (Mann-Whitney);
-    pairwise_accuracy = the same within a prompt, mean over the prompts that have both;
-    top1_accuracy = P(the best scored is right), mean over the prompts that have both;
-    best_of_n = the same, mean over all prompts; random_of_n = mean over prompts of the share that
-    is right; oracle_of_n = share of prompts with a right one; right_mean, wrong_mean = mean scores.
+    - auc = P(s_right > s_wrong) + 1/2 P(s_right = s_wrong) over all candidates (Mann-Whitney)
+    - pairwise_accuracy = the same within a prompt, mean over the prompts with right and wrong ones
+    - top1_accuracy = P(the best scored is right), mean over the prompts with right and wrong ones
+    - best_of_n = P(the best scored is right), mean over all prompts
+    - random_of_n = share of a prompt's candidates that are right, mean over all prompts
+    - oracle_of_n = share of prompts with a right candidate
+    - right_mean, wrong_mean = mean scores of right and of wrong candidates
 
-    Of candidates that share the best score each is chosen with equal probability. Scores, labels
-    (whether it is right) and groups (its prompt's id) are (N,), in any order.
+    Of candidates that share the best score, each is chosen with equal probability. Scores, labels
+    (whether a candidate is right) and groups (its prompt's id) are (N,), in any order.
     """
-    scores, labels, prompts = _candidates(scores, labels, groups)
-    if not prompts:
+    scores, labels, candidates_of_prompts = _candidates(scores, labels, groups)
+    if not candidates_of_prompts:
         return {}
     metrics = {}
     if labels.any() and not labels.all():
         metrics["auc"] = _auc(scores, labels)
     best_is_right = []  # the probability, of each prompt
     share_right = []  # of each prompt
-    pairwise = []  # the accuracy, of each prompt that has both
-    for places in prompts:
-        is_best = scores[places] == scores[places].max()  # several where they share it
-        best_is_right.append(labels[places][is_best].mean())
-        share_right.append(labels[places].mean())
+    pairwise = []  # the accuracy, of each prompt with right and wrong candidates
+    for indices in candidates_of_prompts:
+        own_scores, own_labels = scores[indices], labels[indices]
+        is_best = own_scores == own_scores.max()  # several, if they share the best score
+        best_is_right.append(own_labels[is_best].mean())
+        share_right.append(own_labels.mean())
         if 0 < share_right[-1] < 1:
-            pairwise.append(_auc(scores[places], labels[places]))
+            pairwise.append(_auc(own_scores, own_labels))
     best = np.array(best_is_right)
     share = np.array(share_right)
     if pairwise:
@@ -144,9 +147,9 @@ def ranking_metrics(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dic
 
 
 def _auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Return the Mann-Whitney statistic over n_right n_wrong, from the mean ranks of ties."""
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    """Return the Mann-Whitney statistic, divided by n_right n_wrong; ties have their mean rank."""
+    _, level, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[level]  # from 1; equal scores share the mean
     right, wrong = int(labels.sum()), int((~labels).sum())
     return float((ranks[labels].sum() - right * (right + 1) / 2) / (right * wrong))
 
@@ -159,21 +162,26 @@ def ranking_by_budget(
     sum_k [C(c_k, n) - C(c_{k-1}, n)] / C(N, n) m_k, mean over prompts
 
     This is the exact mean over all subsets of n of a prompt's N candidates; of candidates that
-    share the best score each is chosen with equal probability. There, c_k counts the candidates
-    with the k-th lowest distinct score or a lower one, and m_k is the share of right ones among
-    those with the k-th score. In C(c_k, n) subsets no score is higher than the k-th; in C(c_{k-1},
-    n) of these all are lower; in the others the k-th score is the best.
+    share the best score, each is chosen with equal probability. Here k numbers the distinct scores
+    of the prompt from the lowest, c_k counts the candidates with at most the k-th score, and m_k is
+    the share of right ones among the candidates with exactly the k-th score. C(c_k, n) subsets have
+    no score above the k-th; C(c_{k-1}, n) of them have only lower scores. The difference is the
+    number of subsets whose best score is the k-th.
 
-    With the labels as scores it is the oracle's curve, with equal scores that of a random choice.
-    The arguments are those of `ranking_metrics`, and the `sizes` n: one that exceeds the candidates
-    of some prompt is left out, one below 1 is an InputError.
+    With the labels as scores, the result is the oracle's curve; with equal scores, it is that of a
+    random choice.
+
+    Args:
+        scores, labels, groups: as in `ranking_metrics`.
+        sizes: the values of n. A size that exceeds the candidates of some prompt is left out; one
+            below 1 is an InputError.
     """
-    scores, labels, prompts = _candidates(scores, labels, groups)
+    scores, labels, candidates_of_prompts = _candidates(scores, labels, groups)
 
-    def probability_right(places: np.ndarray, n: int) -> float:
-        """Return that of the best of n of a prompt's candidates, which stand at these places."""
-        _, level, counts = np.unique(scores[places], return_inverse=True, return_counts=True)
-        share_right = np.bincount(level, labels[places]) / counts  # m_k
+    def probability_right(indices: np.ndarray, n: int) -> float:
+        """Return the probability that the best of n is right, for one prompt's candidates."""
+        _, level, counts = np.unique(scores[indices], return_inverse=True, return_counts=True)
+        share_right = np.bincount(level, labels[indices]) / counts  # m_k
         up_to_level = [0, *np.cumsum(counts)]  # c_0 = 0, c_1, ..., N
         subsets = [math.comb(int(c), n) for c in up_to_level]  # C(c_0, n) = 0, ..., C(N, n)
         return sum(
@@ -182,40 +190,43 @@ def ranking_by_budget(
         )
 
     curve = {}
-    for n in _possible(sizes, prompts):
-        curve[n] = float(np.mean([probability_right(places, n) for places in prompts]))
+    for n in _possible(sizes, candidates_of_prompts):
+        probabilities = [probability_right(indices, n) for indices in candidates_of_prompts]
+        curve[n] = float(np.mean(probabilities))
     return curve
 
 
 def coverage(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dict[int, float]:
-    """Return the share of prompts with a right candidate among their n best scored, by n.
+    """Return {n: the share of prompts with a right candidate among their n best scored}.
 
-    Where candidates share the lowest score among the n best, it is drawn which of them belong to
-    the n. Let m candidates of a prompt have this score, of which c are right, and let k of them be
-    drawn. A right one is among the n best with probability 1 if a candidate with a higher score is
-    right, and else with probability 1 - C(m - c, k) / C(m, k). The result is the mean over prompts.
+    Several candidates may share the lowest score among the n best; then it is drawn which of them
+    belong to the n. Let m candidates of a prompt have this score, c of them right, and let k of the
+    m be drawn. If a candidate with a higher score is right, the probability of a right one among
+    the n best is 1; else it is 1 - C(m - c, k) / C(m, k). The result is the mean over prompts.
 
-    n runs from 1 to the candidates that every prompt has. The arguments are those of
-    `ranking_metrics`; with equal scores the result is that of a random choice.
+    n runs from 1 to the number of candidates that every prompt has. The arguments are those of
+    `ranking_metrics`; with equal scores, the result is that of a random choice.
     """
-    scores, labels, prompts = _candidates(scores, labels, groups)
+    scores, labels, candidates_of_prompts = _candidates(scores, labels, groups)
 
-    def has_right(places: np.ndarray, n: int) -> float:
-        """Return the probability for the prompt whose candidates stand at these places."""
-        own_scores, is_right = scores[places], labels[places]
+    def probability_of_right(indices: np.ndarray, n: int) -> float:
+        """Return the probability of a right one among the n best of one prompt's candidates."""
+        own_scores, is_right = scores[indices], labels[indices]
         lowest = np.sort(own_scores)[-n]  # of the n best
-        better = own_scores > lowest
-        if is_right[better].any():
+        is_better = own_scores > lowest
+        if is_right[is_better].any():
             return 1.0
         tied_right = is_right[own_scores == lowest]
         tied, tied_wrong = len(tied_right), int((~tied_right).sum())  # m, m - c
-        drawn = n - int(better.sum())  # k
+        drawn = n - int(is_better.sum())  # k
+        # C(m - c, k) is 0 if more are drawn than are wrong
         return 1 - math.comb(tied_wrong, drawn) / math.comb(tied, drawn)
 
-    fewest = min(map(len, prompts), default=0)
+    fewest = min(map(len, candidates_of_prompts), default=0)
     curve = {}
     for n in range(1, fewest + 1):
-        curve[n] = float(np.mean([has_right(places, n) for places in prompts]))
+        probabilities = [probability_of_right(indices, n) for indices in candidates_of_prompts]
+        curve[n] = float(np.mean(probabilities))
     return curve
 
 
@@ -228,44 +239,49 @@ def majority_by_budget(
     seed: int = 0,
     draws: int = 1000,
 ) -> dict[int, float]:
-    """Return how often the most frequent of n answers is right, for several n.
+    """Return {n: how often the most frequent of n answers is right}.
 
-    In a subset of n candidates, each of the most frequent answers counts the same, by the share of
-    the candidates with this answer that are right. The result is the mean over the subsets of a
-    prompt, then over prompts.
+    The result is the mean over the subsets of n of a prompt's candidates, then over prompts. If
+    several answers of a subset are the most frequent, they count equally. An answer counts by the
+    share of the subset's candidates with this answer that are right.
 
-    A candidate without an answer votes for itself alone and never counts as right. Where a prompt
-    has at most `draws` subsets of n (with 8 candidates it always has), the mean is over all of them
-    and exact; else it is over `draws` random ones. Equal answers are equal strings; None: none.
+    Args:
+        answers: (N,) the answers of the candidates; None: a candidate without an answer, which
+            votes for itself alone and never counts as right.
+        labels, groups: as in `ranking_metrics`.
+        sizes: as in `ranking_by_budget`.
+        seed: of the random subsets.
+        draws: if a prompt has at most this many subsets of n (8 candidates always have), the mean
+            is over all of them and exact; else it is over this many random ones.
     """
-    no_scores = np.zeros(len(answers))  # none are read
-    _, labels, prompts = _candidates(no_scores, labels, groups)
+    no_scores = np.zeros(len(answers))  # `_candidates` checks scores; here are none
+    _, labels, candidates_of_prompts = _candidates(no_scores, labels, groups)
     random = np.random.default_rng(seed)
 
     def majority_is_right(subset: Sequence[int]) -> float:
         """Return the mean over the most frequent answers of a subset of candidates."""
-        votes: dict[Hashable, list[bool]] = {}  # by answer, whether each is right
-        for place in subset:
-            if answers[place] is None:  # a key of its own, which no answer, a string, equals
-                votes["none", place] = [False]
+        votes: dict[Hashable, list[bool]] = {}  # {answer: whether each of its candidates is right}
+        for index in subset:
+            if answers[index] is None:  # a key of its own, unequal to all answers, which are texts
+                votes["none", index] = [False]
             else:
-                votes.setdefault(answers[place], []).append(bool(labels[place]))
+                votes.setdefault(answers[index], []).append(bool(labels[index]))
         most = max(map(len, votes.values()))
         # of each most frequent answer: the share of its candidates that are right
         shares = [sum(rights) / most for rights in votes.values() if len(rights) == most]
         return sum(shares) / len(shares)
 
-    def of_prompt(places: np.ndarray, n: int) -> float:
+    def mean_of_prompt(indices: np.ndarray, n: int) -> float:
         """Return the mean over the subsets of n of a prompt's candidates."""
-        if math.comb(len(places), n) <= draws:
-            subsets = combinations(places, n)
+        if math.comb(len(indices), n) <= draws:
+            subsets = combinations(indices, n)
         else:
-            subsets = (random.choice(places, n, replace=False) for _ in range(draws))
+            subsets = (random.choice(indices, n, replace=False) for _ in range(draws))
         return float(np.mean([majority_is_right(subset) for subset in subsets]))
 
     curve = {}
-    for n in _possible(sizes, prompts):
-        curve[n] = float(np.mean([of_prompt(places, n) for places in prompts]))
+    for n in _possible(sizes, candidates_of_prompts):
+        curve[n] = float(np.mean([mean_of_prompt(indices, n) for indices in candidates_of_prompts]))
     return curve
 
 
@@ -274,11 +290,12 @@ def step_metrics(
 ) -> dict[str, float]:
     """Return how well a process reward model classifies steps and finds the first bad one.
 
-    step_accuracy = share of all steps whose class is the true one; step_majority = the same for
-    always guessing the most frequent true class; recall_c = share of the steps of class c (bad -1,
-    neutral 0, good 1) that are predicted as c; first_error = share of traces whose first predicted
-    bad step is the first bad one, or which have none in both; first_error_trivial = the same for
-    the best constant guess, always none or always step k.
+    - step_accuracy = share of all steps whose class is the true one
+    - step_majority = the same for always guessing the most frequent true class
+    - recall_c = share of the steps of class c (bad -1, neutral 0, good 1) that are predicted as c
+    - first_error = share of traces in which the first step predicted as bad is the first bad one,
+      or in which no step is bad and none is predicted as bad
+    - first_error_trivial = the same for the best constant guess: always none, or always step k
 
     Both arguments hold the classes -1, 0 or 1 of each trace. A trace without steps is left out, and
     so is the recall of a class that does not occur in `labels` (in the binary form, of neutral).
@@ -288,7 +305,7 @@ def step_metrics(
     truths = [_classes(trace, f"labels of trace {i}") for i, trace in enumerate(labels)]
     for i, (guess, true) in enumerate(zip(guesses, truths, strict=True)):
         _same_length(**{f"predicted of trace {i}": guess, f"labels of trace {i}": true})
-    # a trace without steps has none in both
+    # leave out traces without steps, which are empty in both
     guesses = [trace for trace in guesses if len(trace)]
     truths = [trace for trace in truths if len(trace)]
     if not truths:
@@ -357,20 +374,22 @@ def _same_length(**named: Any) -> None:
 def _candidates(
     scores: Any, labels: Any, groups: Sequence[Hashable]
 ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-    """Return scores, labels and, for each prompt, the places of its candidates."""
+    """Return scores and labels, checked, and for each prompt the indices of its candidates."""
     scores, labels = finite(scores, "scores"), truth(labels, "labels")
     _same_length(scores=scores, labels=labels, groups=groups)
-    places: dict[Hashable, list[int]] = {}
+    indices: dict[Hashable, list[int]] = {}
     for i, group in enumerate(_ids(groups)):
-        places.setdefault(group, []).append(i)
-    return scores, labels, [np.array(p) for p in places.values()]
+        indices.setdefault(group, []).append(i)
+    return scores, labels, [np.array(of_prompt) for of_prompt in indices.values()]
 
 
 def _ids(groups: Any) -> Sequence[Hashable]:
     return groups.tolist() if hasattr(groups, "tolist") else groups
 
 
-def _possible(sizes: Sequence[int], prompts: list[np.ndarray]) -> list[int]:
+def _possible(sizes: Sequence[int], candidates_of_prompts: list[np.ndarray]) -> list[int]:
+    """Return the sizes for which every prompt has enough candidates."""
     if any(n < 1 for n in sizes):
         raise InputError(f"sizes {list(sizes)}: best-of-n needs n of 1 or more.")
-    return [n for n in sizes if prompts and n <= min(map(len, prompts))]
+    fewest = min(map(len, candidates_of_prompts), default=0)
+    return [n for n in sizes if n <= fewest]

@@ -30,8 +30,9 @@ AGGREGATES = {"orm": ("mean", "last"), "prm": ("min", "last", "product")}  # the
 class Encoded:
     """A text for a reward model."""
 
-    ids: list[int]  # without padding
-    places: list[int]  # whose outputs are read; empty: the pooled output of a classifier
+    ids: list[int]  # token ids, without padding
+    # which tokens' outputs are read; empty for a comparison model, which has one output per text
+    places: list[int]
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Reader:
 
     @property
     def per_token(self) -> bool:
-        """Whether tokens are judged, not whole texts."""
+        """Whether the model scores tokens, as outcome and process models do, not whole texts."""
         return self.algorithm in AGGREGATES
 
     @property
@@ -82,10 +83,10 @@ class Reader:
 
     @classmethod
     def read(cls, name: str | Path) -> "Reader":
-        """Return the reader of a trained model; that of a plain classifier where none is saved."""
+        """Return the saved reader of a model; without a saved one, that of a comparison model."""
         path = Path(name) / FILE
         try:
-            if not Path(name).is_dir():  # a hub name; a missing file is an OSError
+            if not Path(name).is_dir():  # a hub name; without the file, there is an OSError
                 path = Path(cached_file(str(name), FILE))
             text = path.read_text()
         except OSError:
@@ -106,9 +107,10 @@ class Reader:
     def encode(
         self, tokenizer: Any, prompt: Any, completion: Any, finished: bool = True
     ) -> Encoded:
-        """Return a prompt with a completion as the model, whose own tokenizer this is, sees it.
+        """Return a prompt with a completion as the model sees it.
 
-        Only if the completion has ended by itself does its end-of-sequence token follow.
+        The end-of-sequence token follows only if the completion is `finished`: ended by the model
+        that wrote it. `tokenizer` is the reward model's own.
         """
         text = completion_text(completion)
         if self.algorithm == "prm":
@@ -120,17 +122,17 @@ class Reader:
                 ids = [*ids, tokenizer.eos_token_id]
             places = range(len(start), len(start) + len(ids))  # of the completion
             return Encoded(start + ids, list(places))
-        # a comparison model reads the whole text: joined, ended, and then tokenized
-        if isinstance(prompt, str):  # as RewardTrainer
+        # a comparison model reads prompt and completion as one text, as RewardTrainer makes it
+        if isinstance(prompt, str):
             end = tokenizer.eos_token
             if finished and not text.endswith(end):
                 text += end
-            return Encoded(tokenizer(prompt + text)["input_ids"], [])
+            return Encoded(tokenizer(prompt + text)["input_ids"], places=[])
         chat = _chat_text(tokenizer, prompt, text, finished)
-        return Encoded(tokenizer(chat, add_special_tokens=False)["input_ids"], [])
+        return Encoded(tokenizer(chat, add_special_tokens=False)["input_ids"], places=[])
 
     def encode_steps(self, tokenizer: Any, prompt: Any, steps: Sequence[str]) -> Encoded:
-        """Return a prompt with steps; each is tokenized together with the separator behind it."""
+        """Return a prompt with steps; each step is tokenized together with its separator."""
         ids, places = prompt_ids(tokenizer, prompt), []
         for step in steps:
             ids = ids + tokenizer(step + self.step_separator, add_special_tokens=False)["input_ids"]
@@ -159,25 +161,24 @@ class Reader:
     def outputs(
         self, model: Any, tokenizer: Any, texts: Sequence[Encoded], batch: int, device: Any
     ) -> list[Tensor]:
-        """Return the model's logits of each text: a scalar, or (S,) or (S, 3) of its S places.
-
-        A classifier of whole texts whose config names no pad token reads their last token.
+        """Return the model's logits of each text: a scalar, or (S,) or (S, 3) at its S places.
 
         Args:
             model: the reward model, on `device`.
-            tokenizer: its own.
+            tokenizer: the reward model's own.
             texts: what `encode` returned.
-            batch: texts that it reads at once.
-            device: where it is.
+            batch: how many texts are read at once.
+            device: where the model is.
         """
         unwrapped = getattr(model, "module", model)  # without the wrapper of several processes
         config = unwrapped.config.get_text_config()
-        finds_no_end = not self.per_token and config.pad_token_id is None
+        # a classifier of whole texts finds their last tokens by the config's pad token, if any
+        lacks_pad_token = not self.per_token and config.pad_token_id is None
         logits_of_texts = []
         for first in range(0, len(texts), batch):
             part = texts[first : first + batch]
             inputs = pad_texts([{"input_ids": text.ids} for text in part], tokenizer.pad_token_id)
-            with reading_last_tokens(config, inputs) if finds_no_end else nullcontext():
+            with reading_last_tokens(config, inputs) if lacks_pad_token else nullcontext():
                 batch_inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
                 logits = model(**batch_inputs).logits
             logits = logits.float().cpu().squeeze(-1)  # without the dimension of a single label
@@ -186,37 +187,46 @@ class Reader:
         return logits_of_texts
 
     def scores(self, logits: Tensor) -> dict[str, float]:
-        """Return what a text is worth, by name, from its logits.
+        """Return the scores of a text, by name, from its logits as `outputs` returns them.
 
         A comparison model's score is its output. An outcome model's is the probability of a right
-        answer, averaged over the completion's tokens or at the last one. A process model's is the
-        probability that a step is good: of the last step, the worst, or the product of all; 0
-        where there is no step.
+        answer, averaged over the completion's tokens or at the last token. A process model's is the
+        probability that a step is good: of the last step, of the worst, or the product over all.
+        Without tokens or steps, all scores are 0.
         """
         if not self.per_token:
             return {"score": float(logits)}
-        right = good(logits)
-        if not len(right):
+        probabilities = probability_of_good(logits)
+        if not len(probabilities):
             return dict.fromkeys(self.names, 0.0)
-        named = {"last": right[-1], "mean": right.mean(), "min": right.min()}
-        named["product"] = right.prod()
-        return {name: float(named[name]) for name in self.names}
+        aggregates = {
+            "last": probabilities[-1],
+            "mean": probabilities.mean(),
+            "min": probabilities.min(),
+            "product": probabilities.prod(),
+        }
+        return {name: float(aggregates[name]) for name in self.names}
 
 
 @contextmanager
 def reading_last_tokens(config: Any, inputs: dict[str, Tensor]) -> Iterator[None]:
     """Let a classifier with this config read the last token of every text of a batch.
 
-    transformers reads the last one that is not the config's pad token. Where the end token pads,
-    too, it would score a finished text like one that was cut off. So padding becomes a token that
-    ends no text here, and afterwards the config names no pad token, which tells how texts are read.
+    transformers reads, in each text, the last token that is not the config's pad token. If the end
+    token is also the pad token, a finished text would be read at the token before, like one that
+    was cut off. So padding becomes a token with which no text of the batch ends, for the block; the
+    config names no pad token before and afterwards, which is how `outputs` knows such a model.
+
+    Args:
+        config: of the classifier; its pad token is set within the block.
+        inputs: `input_ids` and `attention_mask`, (B, T); the ids of padding are replaced.
     """
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     # the place of each text's last token, and the tokens that stand there
-    last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(1, keepdim=True)
-    ends = set(ids.gather(1, last).flatten().tolist())
-    # one of the first len(ends) + 1 tokens is not among them
-    filler = next(token for token in range(len(ends) + 1) if token not in ends)
+    last_places = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(1, keepdim=True)
+    last_tokens = set(ids.gather(1, last_places).flatten().tolist())
+    # one of the first len(last_tokens) + 1 tokens is not among them
+    filler = next(token for token in range(len(last_tokens) + 1) if token not in last_tokens)
     inputs["input_ids"] = ids.masked_fill(mask == 0, filler)
     config.pad_token_id = filler
     try:
@@ -225,7 +235,7 @@ def reading_last_tokens(config: Any, inputs: dict[str, Tensor]) -> Iterator[None
         config.pad_token_id = None
 
 
-def good(logits: Tensor) -> Tensor:
+def probability_of_good(logits: Tensor) -> Tensor:
     """Return the probability that a token or step is good: (S,) from (S,) or (S, 3) logits."""
     return logits.softmax(-1)[..., -1] if logits.dim() == 2 else logits.sigmoid()
 
@@ -240,18 +250,18 @@ def judged_class(logits: Tensor) -> list[int]:
 def _chat_text(tokenizer: Any, prompt: Any, answer: str, finished: bool) -> str:
     """Return a conversation with an answer as the chat template writes it.
 
-    The end of the answer's turn is the template's: it is cut off unless the answer is finished.
+    The template ends the answer's turn; unless the answer is finished, this end is cut off.
     """
     message = {"role": "assistant", "content": answer}
     chat = tokenizer.apply_chat_template([*prompt, message], tokenize=False)
     if finished:
         return chat
-    # the prompt may hold the end token, and the answer's text, too
+    # searched only after the prompt, which may hold the end token and the answer's text, too
     start = len(tokenizer.apply_chat_template(prompt, tokenize=False))
     end = chat.rfind(tokenizer.eos_token, start)
     if end >= 0:
         return chat[:end]
-    place = chat.rfind(answer, start)  # the turn ends with another token
+    place = chat.rfind(answer, start)  # another token ends the turn: cut where the answer ends
     return chat[: place + len(answer)] if place >= 0 else chat
 
 
@@ -266,7 +276,10 @@ def prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
 def pad_texts(
     rows: Sequence[Mapping[str, Any]], pad_token_id: int, multiple: int | None = None, side="right"
 ) -> dict[str, Tensor]:
-    """Return `input_ids`, `attention_mask` and, if the rows have them, `labels` (-100 outside)."""
+    """Return padded `input_ids` (B, T), `attention_mask` and, if there are any, `labels`.
+
+    Padding has the label -100; T is a multiple of `multiple`, if given.
+    """
     columns = {name: [torch.tensor(row[name]) for row in rows] for name in rows[0]}
     columns["attention_mask"] = [torch.ones_like(ids) for ids in columns["input_ids"]]
     fillers = {"input_ids": pad_token_id, "attention_mask": 0, "labels": -100}
@@ -276,6 +289,6 @@ def pad_texts(
 def collate_ranked(
     rows: list[dict[str, Any]], pad_token_id: int, multiple: int | None = None
 ) -> dict[str, Any]:
-    """Put the completions of all lists of `ranked_ids` below each other, list by list."""
+    """Return the texts of all rows' lists `ranked_ids` as one padded batch, list by list."""
     texts = [{"input_ids": ids} for row in rows for ids in row["ranked_ids"]]
     return {**pad_texts(texts, pad_token_id, multiple), "list_length": len(rows[0]["ranked_ids"])}

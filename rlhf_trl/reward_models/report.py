@@ -13,7 +13,7 @@ from rlhf_trl.output import write_lines, write_whole
 from rlhf_trl.reward_models import metrics
 
 SCORES = "scores.jsonl"  # of a run: every candidate, and how it was scored
-CANDIDATE = ("prompt", "completion", "answer", "task", "label", "finished")
+CANDIDATE_COLUMNS = ("prompt", "completion", "answer", "task", "label", "finished")
 COLORS = {
     **dict.fromkeys(("chosen", "right", "good"), "tab:green"),
     **dict.fromkeys(("rejected", "wrong", "bad"), "tab:red"),
@@ -21,16 +21,16 @@ COLORS = {
 }
 
 
-Panel = Callable[[Any], None]  # draws on an axis
+Panel = Callable[[Any], None]  # draws on a matplotlib axis
 
 
 def write_candidates(
     folder: Path, rows: Iterable[Mapping[str, Any]], scores: Iterable[Mapping[str, float]]
 ) -> None:
-    """Write labeled answers with what they score, for `rlhf-trl best-of-n`."""
+    """Write labeled answers with their scores by name, for `rlhf-trl best-of-n`."""
     lines = []
     for row, own_scores in zip(rows, scores, strict=True):
-        line = {name: row[name] for name in CANDIDATE if name in row}
+        line = {name: row[name] for name in CANDIDATE_COLUMNS if name in row}
         lines.append({**line, "scores": own_scores})
     write_lines(folder / SCORES, lines)
 
@@ -44,17 +44,18 @@ def draw_reward_report(
     steps: tuple[Sequence[Sequence[float]], Sequence[Any], Sequence[Any]] | None = None,
     selecting: bool = False,
 ) -> None:
-    """Draw what applies into a PNG: distribution by class, calibration, best-of-n, steps.
+    """Draw a PNG with panels for what is given: pairs, candidates or steps of traces.
 
-    Scores of candidates that all lie between 0 and 1 are probabilities of being right, and get a
-    calibration unless `steps` has one.
+    Scores of candidates that all lie between 0 and 1 are taken for probabilities of being right,
+    and get a calibration unless `steps` has one.
 
     Args:
         path: of the PNG.
-        title: above it.
-        pairs: rewards (N,) of chosen and of rejected completions.
-        candidates: scores, labels and prompt ids, (N,) each.
-        steps: per trace the probability of "good", the predicted and the true class of each step.
+        title: above the panels.
+        pairs: rewards of chosen and of rejected completions, (N,) each.
+        candidates: scores, labels (whether an answer is right) and prompt ids, (N,) each.
+        steps: for each trace, of each of its steps: the probability of "good", the predicted class
+            and the true class.
         selecting: whether the scores select answers; their `coverage` replaces a calibration.
 
     Raises:
@@ -65,13 +66,15 @@ def draw_reward_report(
         panels += _panels_of_pairs(*pairs)
     if candidates is not None and len(candidates[0]):
         panels += _panels_of_candidates(*candidates, selecting=selecting, calibrated=steps is None)
-    if steps is not None and any(map(len, steps[2])):  # a trace has steps
-        panels += _panels_of_steps(*steps)
+    if steps is not None:
+        _, _, classes_of_traces = steps
+        if any(map(len, classes_of_traces)):  # at least one trace has steps
+            panels += _panels_of_steps(*steps)
     if not panels:
         raise InputError(f"{path}: there are no scores to draw; evaluate on at least one row.")
     from matplotlib.figure import Figure
 
-    columns = 2 if len(panels) in (2, 4) else 3  # so that no place in a row is empty
+    columns = 2 if len(panels) in (2, 4) else 3  # 2 columns leave no place empty, 3 would
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(4.2 * columns, 3.6 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
@@ -98,8 +101,8 @@ def _panels_of_candidates(
 ) -> list[Panel]:
     """Return the panels of candidates: distribution, coverage or calibration, best-of-n.
 
-    A calibration is drawn if it is wanted (`calibrated`) and the scores may be probabilities: all
-    lie between 0 and 1.
+    A calibration is drawn if `calibrated` asks for one and all scores lie between 0 and 1, so that
+    they may be probabilities.
     """
     scores, labels = metrics.finite(scores, "scores"), np.asarray(labels, bool)
     sides = {"right": scores[labels], "wrong": scores[~labels]}
@@ -109,12 +112,12 @@ def _panels_of_candidates(
     elif calibrated and scores.min() >= 0 and scores.max() <= 1:
         fit = metrics.calibration(scores, labels)
         panels.append(partial(_calibration, event="right", fit=fit))
-    # by labels as scores, right candidates are chosen; by equal scores, any
-    by_name = {"oracle": labels, "this model": scores, "random": np.zeros(len(labels))}
+    # with labels as scores, a right candidate is chosen; with equal scores, any candidate
+    scores_by_curve = {"oracle": labels, "this model": scores, "random": np.zeros(len(labels))}
     sizes = metrics.budgets(groups)
     curves = {
-        name: metrics.ranking_by_budget(values, labels, groups, sizes)
-        for name, values in by_name.items()
+        name: metrics.ranking_by_budget(scores_of_curve, labels, groups, sizes)
+        for name, scores_of_curve in scores_by_curve.items()
     }
     panels.append(partial(_best_of_n, curves=curves))
     return panels
@@ -129,25 +132,28 @@ def _panels_of_steps(
     true = np.concatenate([np.asarray(trace) for trace in labels])
     sides = {name: good[true == value] for value, name in metrics.STEP_CLASSES.items()}
     fit = metrics.calibration(good, true == 1)
-    share = metrics.step_metrics(predicted, labels)["first_error"]
+    share_found = metrics.step_metrics(predicted, labels)["first_error"]
     return [
         partial(_distribution, label="probability of good", sides=sides),
         partial(_calibration, event="good", fit=fit),
         partial(_confusion, guess=guess, true=true),
-        partial(_first_error, steps=(predicted, labels), share=share),
+        partial(_first_error, predicted=predicted, true=labels, share_found=share_found),
     ]
 
 
 def _distribution(axis: Any, label: str, sides: Mapping[str, np.ndarray]) -> None:
-    """Draw how the scores of each class are distributed, and say what piles up at an end."""
+    """Draw a histogram of the scores of each class; write how many pile up in the outer bins.
+
+    `sides` has the scores (N,) of each class, by its name.
+    """
     sides = {name: values for name, values in sides.items() if len(values)}
     edges = np.histogram_bin_edges(np.concatenate(list(sides.values())), 30)
     for name, values in sides.items():
         weights = np.full(len(values), 1 / len(values))
         style = {"color": COLORS[name], "alpha": 0.5, "label": f"{name} ({len(values)})"}
         shares, _, _ = axis.hist(values, edges, weights=weights, **style)
-        # the first and the last bin, whose texts stand at the left and at the right
-        for bin, x, side in ((0, 0.1, "left"), (len(shares) - 1, 0.9, "right")):
+        outer_bins = ((0, 0.1, "left"), (len(shares) - 1, 0.9, "right"))
+        for bin, x, side in outer_bins:  # the text of the first bin stands at the left
             if shares[bin] > 0.3:
                 text = f"{shares[bin]:.0%} of {name}:\n{edges[bin]:.2f} to {edges[bin + 1]:.2f}"
                 place = {"transform": axis.transAxes, "ha": side, "fontsize": "small"}
@@ -157,7 +163,7 @@ def _distribution(axis: Any, label: str, sides: Mapping[str, np.ndarray]) -> Non
 
 
 def _calibration(axis: Any, event: str, fit: metrics.Calibration) -> None:
-    """Draw how often what gets probability p happens; the dots grow with their number."""
+    """Draw how often what gets probability p happens; a dot is the larger, the fuller its bin."""
     sizes = 10 + 190 * fit.counts / fit.counts.max()
     axis.plot([0, 1], [0, 1], ":", color="tab:gray")
     axis.plot(fit.mean_probability, fit.mean_outcome, "-", color="tab:blue", alpha=0.5)
@@ -167,7 +173,10 @@ def _calibration(axis: Any, event: str, fit: metrics.Calibration) -> None:
 
 
 def _best_of_n(axis: Any, curves: dict[str, dict[int, float]]) -> None:
-    """Draw how often the chosen one of n is right, between a random choice and the oracle."""
+    """Draw how often the chosen one of n is right, between the oracle and a random choice.
+
+    `curves` has {n: share} by name, in the order "oracle", "this model", "random".
+    """
     for (name, curve), style in zip(curves.items(), ("--", "o-", ":"), strict=True):
         color = "tab:blue" if name == "this model" else "tab:gray"
         axis.plot(list(curve), list(curve.values()), style, color=color, label=name)
@@ -178,13 +187,13 @@ def _best_of_n(axis: Any, curves: dict[str, dict[int, float]]) -> None:
 
 
 def _coverage(axis: Any, scores: np.ndarray, labels: np.ndarray, groups: Sequence[int]) -> None:
-    """Draw how many prompts have a right one among their n best, and among any n."""
-    equal_scores = np.zeros(len(labels))  # by which the choice is random
-    for name, by, style in (("best", scores, "o-"), ("random", equal_scores, ":")):
-        curve = metrics.coverage(by, labels, groups)
+    """Draw the share of prompts with a right one among their n best, and among a random n."""
+    equal_scores = np.zeros(len(labels))  # with which the choice is random
+    for name, values, style in (("best", scores, "o-"), ("random", equal_scores, ":")):
+        curve = metrics.coverage(values, labels, groups)
         axis.plot(list(curve), list(curve.values()), style, label=name)
     hits = metrics.ranking_metrics(scores, labels, groups).get("top1_accuracy")
-    # decidable: with right and wrong candidates
+    # prompts are decidable if they have right and wrong candidates
     title = "" if hits is None else f"; best one right: {hits:.3f} of decidable prompts"
     axis.set(xlabel="n", ylabel="prompts with a right one among n", ylim=(0, 1.02))
     axis.set_title(f"coverage{title}", fontsize="small")
@@ -193,7 +202,7 @@ def _coverage(axis: Any, scores: np.ndarray, labels: np.ndarray, groups: Sequenc
 
 
 def _confusion(axis: Any, guess: np.ndarray, true: np.ndarray) -> None:
-    """Draw what the steps of each class are predicted as: share of the row, and number."""
+    """Draw what the steps of each true class (a row) are predicted as: share and number."""
     classes = {v: name for v, name in metrics.STEP_CLASSES.items() if v in true or v in guess}
     counts = np.array([[np.sum((true == t) & (guess == g)) for g in classes] for t in classes])
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -207,12 +216,14 @@ def _confusion(axis: Any, guess: np.ndarray, true: np.ndarray) -> None:
     axis.set(xlabel="predicted", ylabel="true", title="classes of steps")
 
 
-def _first_error(axis: Any, steps: tuple[Sequence[Any], Sequence[Any]], share: float) -> None:
-    """Draw where the first bad step is: how many traces, and in how many of them it is found.
+def _first_error(
+    axis: Any, predicted: Sequence[Any], true: Sequence[Any], share_found: float
+) -> None:
+    """Draw, by the place of the first bad step, how many traces have it there, and are found.
 
-    `steps` are the predicted and the true classes of each trace; it is found in a `share` of all.
+    `predicted` and `true` are the classes of each trace's steps. A trace is found if its first step
+    predicted as bad is the right one; `share_found` of all traces are.
     """
-    predicted, true = steps
     traces_with_steps = [pair for pair in zip(predicted, true, strict=True) if len(pair[1])]
     predicted_places = [metrics.first_bad(classes) for classes, _ in traces_with_steps]
     true_places = [metrics.first_bad(classes) for _, classes in traces_with_steps]
@@ -225,8 +236,8 @@ def _first_error(axis: Any, steps: tuple[Sequence[Any], Sequence[Any]], share: f
     axis.bar(names, traces, color="lightgray", label="traces")
     axis.bar(names, hits, color="tab:blue", label="found")
     # about a dozen ticks, the last one at "none"
-    shown = [*range(0, len(places) - 1, 1 + len(places) // 12), len(places) - 1]
-    axis.set_xticks(shown, [names[i] for i in shown])
+    ticks = [*range(0, len(places) - 1, 1 + len(places) // 12), len(places) - 1]
+    axis.set_xticks(ticks, [names[i] for i in ticks])
     axis.set(xlabel="true first bad step", ylabel="traces")
-    axis.set(title=f"first error ({share:.3f} found)")
+    axis.set(title=f"first error ({share_found:.3f} found)")
     axis.legend(fontsize="small")

@@ -10,22 +10,22 @@ from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.rewards.verifiers import RewardFunc
 
 
-def import_reward(name: str, built_in: Sequence[str], judge: tuple[Any, str]) -> RewardFunc:
-    """Import a reward function by its dotted path; the `built_in` names are for the error.
+def import_reward(name: str, built_in: Sequence[str], judge_block: Any, folder: str) -> RewardFunc:
+    """Import a reward function by its dotted path, or make the reward `llm_judge`.
 
-    `llm_judge` is made of `judge`, as `load_rewards` takes it.
+    The `built_in` names are for the error; `judge_block` and `folder` are those of `load_rewards`.
     """
     if name == "llm_judge":
         from rlhf_trl.rewards.llm_judge import llm_judge
 
-        return llm_judge(*judge)
+        return llm_judge(judge_block, folder)
     module, _, attribute = name.rpartition(".")
     if not module:
         raise InputError(
             f"reward_funcs: {name!r} is not a reward{nearest(name, built_in)}; write one of "
             f"{', '.join(built_in)} or the dotted path of your own function."
         )
-    if os.getcwd() not in sys.path:  # as with `python -m`, but not with an installed command
+    if os.getcwd() not in sys.path:  # `python -m` puts it there, an installed command does not
         sys.path.insert(0, os.getcwd())
     try:
         function = getattr(import_module(module), attribute)

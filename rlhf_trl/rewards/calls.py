@@ -31,47 +31,50 @@ class TimeIsUp(BaseException):
 class Call:
     """One call of a reward function, while it goes on."""
 
-    entry: dict[str, Any]  # for the watcher: number, deadline and so on (see `Calls._entry`)
+    entry: dict[str, Any]  # what the watcher needs of it: number, deadline ... (`Calls._entry`)
     batch: dict[str, Any]  # prompts and completions
     is_coroutine: bool
     is_late: bool = False
-    fault: str = ""  # what it did to the process
-    changed: tuple[str, ...] = ()  # settings that were not as before
+    fault: str = ""  # what it did to the process, such as "called os._exit(1)"
+    changed: tuple[str, ...] = ()  # names of settings that it has left changed
 
 
 class Calls:
     """The calls of a run's reward functions on one process, several at once if they are async.
 
-    Those that go on stand in the file `.reward-call-RANK` of the run's folder, for the watcher and
-    the next start: a line of JSON about each of them, then their batches, by number, marshalled.
+    The running calls stand in the file `.reward-call-RANK` of the run's folder, for the watcher and
+    the next start: one line of JSON, the list of their entries; then, marshalled, their batches by
+    number.
     """
 
     def __init__(self, args: Any, limit: float):
-        """Open the file and replace what a function must not reach; `close` undoes it all.
+        """Open the file, replace `os._exit` and handle the watcher's signal; `close` undoes it all.
 
-        `args` are those of the run, and `limit` is in seconds; 0: none.
+        `args` are the config of the trainer. `limit` is how many seconds a call may take; 0: any.
         """
         self._process = os.getpid()
-        self._before = Surroundings()  # settings of the process, before all the calls that go on
+        self._before = Surroundings()  # settings and random states before the running calls
         self._folder, self._rank = Path(args.output_dir), args.process_index
         self._limit = limit or float("inf")
-        self._current: dict[int, Call] = {}  # those that go on, by number
+        self._running: dict[int, Call] = {}  # by number
         self._count = 0  # of all calls so far
         self._watcher: subprocess.Popen[bytes] | None = None
         self._folder.mkdir(parents=True, exist_ok=True)
         self._path = file_of(args)
         self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        # so that os._exit in a function raises: it would end the run at once, even as a success
+        # a function that calls os._exit would end the run at once, even as a success: raise instead
         self._exit = os._exit
         os._exit = self._exit_unless_called
-        # Only a process that is alone saves something when it is interrupted; another is killed.
+        # A late call gets SIGUSR2 from the watcher. The handler raises in it, so that the run ends
+        # with a checkpoint. Python runs handlers in the main thread only; and one of several
+        # processes cannot save a checkpoint by itself, so there the watcher ends the run.
         in_main_thread = threading.current_thread() is threading.main_thread()
-        self._is_interrupted = args.world_size == 1 and in_main_thread
-        if self._is_interrupted:
-            self._handler = signal.signal(signal.SIGUSR2, self._on_time_up)  # the one before
-        # the watcher sends the signal: the stack is printed, which shows where the call hangs, and
-        # `chain` then calls the handler
-        faulthandler.register(signal.SIGUSR2, STDERR, chain=self._is_interrupted)
+        self._late_calls_raise = args.world_size == 1 and in_main_thread
+        if self._late_calls_raise:
+            self._handler_before = signal.signal(signal.SIGUSR2, self._on_time_up)
+        # faulthandler prints the stack first, which shows where the call hangs; with `chain`, it
+        # then calls the handler
+        faulthandler.register(signal.SIGUSR2, STDERR, chain=self._late_calls_raise)
         if not faulthandler.is_enabled():
             faulthandler.enable(STDERR)
 
@@ -79,41 +82,48 @@ class Calls:
         """Undo what `__init__` did, and end the watcher."""
         os._exit = self._exit
         faulthandler.unregister(signal.SIGUSR2)
-        if self._is_interrupted:
-            signal.signal(signal.SIGUSR2, self._handler)
+        if self._late_calls_raise:
+            signal.signal(signal.SIGUSR2, self._handler_before)
         if self._watcher is not None:
             self._watcher.kill()
             self._watcher.communicate()
-        self._current.clear()
+        self._running.clear()
         os.close(self._file)
         self._path.unlink(missing_ok=True)
 
     def begin(self, name: str, sample: dict[str, Any], is_coroutine: bool) -> Call:
-        """Take note of a call, and have the watcher time it.
+        """Note that a call begins, and have the watcher time it.
 
         Args:
             name: of the reward function.
             sample: the arguments of the call.
-            is_coroutine: whether it runs in another thread.
+            is_coroutine: whether the function is one, so that the call runs in another thread.
         """
         self._count += 1
         entry = self._entry(name, sample.get("trainer_state"))
         batch = {key: plain(sample.get(key)) for key in ("prompts", "completions")}
-        if not self._current:  # the first of calls that go on at once, which are compared together
+        if not self._running:  # calls that run at once are compared with one state, before them all
             self._before = Surroundings()
-        self._current[self._count] = call = Call(entry, batch, is_coroutine)
+        call = Call(entry, batch, is_coroutine)
+        self._running[self._count] = call
         self._write()
-        if self._watcher is None or self._watcher.poll() is not None:  # there is none, or no longer
+        has_ended = self._watcher is not None and self._watcher.poll() is not None
+        if self._watcher is None or has_ended:
             # without the user's settings and packages (-I, -S), so that it starts at once
             command = [sys.executable, "-I", "-S", watcher.__file__, str(self._process), self._path]
-            # the end of this pipe tells it that this process has ended
+            # the pipe closes when this process ends: so the watcher learns of it
             self._watcher = subprocess.Popen(command, stdin=subprocess.PIPE)
         return call
 
     def _entry(self, name: str, state: Any) -> dict[str, Any]:
-        """Return what the watcher reads of a call; `state` is the trainer's, or None."""
+        """Return what the watcher reads of a call; `state` is the trainer's, or None.
+
+        Its `if_late` and `if_dead` are the errors that the watcher prints if the call takes too
+        long, or if the process dies during the call.
+        """
         about = {"function": name, "rank": self._rank}
-        about |= {} if state is None else {"step": state.global_step}
+        if state is not None:
+            about["step"] = state.global_step
         step = f"step-{about['step']}-" if "step" in about else ""
         batch_file = f"{self._folder}/reward-batch-{step}rank-{self._rank}.json"
         place = described(about)
@@ -122,8 +132,8 @@ class Calls:
             "about": about,
             "batch_file": batch_file,
             "deadline": time.monotonic() + self._limit,  # by a clock that all processes share
-            # seconds from the signal to the end: to raise TimeIsUp, or just to print the stack
-            "grace": 4.0 if self._is_interrupted else 0.5,
+            # seconds between the signal and the kill: to raise TimeIsUp, or just print the stack
+            "grace": 4.0 if self._late_calls_raise else 0.5,
             "if_late": f"reward function {name!r} took more than {self._limit:g} seconds{place}; "
             f"its batch is in {batch_file}; let it end sooner, or raise reward_timeout (0: no "
             "limit).",
@@ -132,25 +142,25 @@ class Calls:
         }
 
     def end(self, call: Call) -> None:
-        """Take note that a call has ended; after the last one, bring back what has changed."""
+        """Note that a call has ended; if none is running now, restore the settings they changed."""
         if not self.is_here():
             os.write(STDERR, b"error: a reward function has forked, and its child returned\n")
             self._exit(1)
-        if self._current.pop(call.entry["number"], None) is None:
+        if self._running.pop(call.entry["number"], None) is None:
             return  # a coroutine that ends after `close`
         self._write()
-        if not self._current:  # earlier, others may still use what they have changed
-            call.changed = self._before.bring_back()
+        if not self._running:  # until then, a running call may still need what it has changed
+            call.changed = self._before.restore()
 
     def check(self, call: Call) -> None:
-        """Refuse what a call that has ended did beside its rewards."""
+        """Refuse side effects of a call that has ended: late, a fault, settings, random states."""
         if call.is_late:
             raise InputError(call.entry["if_late"])
         fault, remedy = call.fault, "return rewards, or raise an exception"
         if not fault and call.changed:
             fault, remedy = f"changed {' and '.join(call.changed)}", "let it undo what it changes"
-        # generators, too, are compared after the last of the calls that went on at once
-        if not fault and not self._current and (seeded := self._before.seeded()):
+        # generators, like settings, are compared only when no call is running
+        if not fault and not self._running and (seeded := self._before.seeded()):
             fault = f"seeded {' and '.join(seeded)}, which training draws from"
             remedy = "use a generator of its own, such as random.Random(0) or torch.Generator()"
         if fault:
@@ -163,17 +173,18 @@ class Calls:
         return os.getpid() == self._process
 
     def _write(self) -> None:
-        entries = json.dumps([call.entry for call in self._current.values()])
-        batches = {number: call.batch for number, call in self._current.items()}
+        """Write the running calls to the file; its last bytes may be those of a longer one."""
+        entries = json.dumps([call.entry for call in self._running.values()])
+        batches = {number: call.batch for number, call in self._running.items()}
         os.pwrite(self._file, entries.encode() + b"\n" + marshal.dumps(batches), 0)
 
     def _on_time_up(self, *_: Any) -> None:
-        """Raise in the main thread what ends a call that is late.
+        """Raise, in the main thread, an exception that ends a late call.
 
-        A function runs in this thread, where `in_call` catches the exception. A coroutine runs in a
-        thread of TRL's, for which this one waits: what is raised here ends the run.
+        A plain function runs in this thread, and `in_call` catches `TimeIsUp`. A coroutine runs in
+        a thread of TRL's, while the main thread waits for it: an `InputError` here ends the run.
         """
-        for call in list(self._current.values()):  # another thread may end one
+        for call in list(self._running.values()):  # a copy, as another thread may end a call
             if time.monotonic() < call.entry["deadline"]:
                 continue
             call.is_late = True
@@ -181,14 +192,14 @@ class Calls:
                 raise TimeIsUp
             call.entry["deadline"] = float("inf")  # so that the watcher lets the run end by itself
             self._write()
-            self._before.bring_back()
+            self._before.restore()
             raise InputError(call.entry["if_late"])
 
     def _exit_unless_called(self, code: int) -> None:
         """End this process as `os._exit` does, unless a reward function asks for it."""
-        if not (self._current and self.is_here()):  # one that it has forked may end
+        if not (self._running and self.is_here()):  # a process that a function has forked may end
             self._exit(code)
-        for call in self._current.values():
+        for call in self._running.values():
             call.fault = f"called os._exit({code})"
         raise SystemExit(code)
 
@@ -200,12 +211,13 @@ _calls: Calls | None = None
 def watched(args: Any, limit: float) -> Iterator[None]:
     """Watch the calls of reward functions in the block; say in which one an earlier run died.
 
-    `args` are those of the run. `limit` is in seconds; 0: none.
+    `args` are the config of the trainer. `limit` is how many seconds a call may take; 0: any.
     """
     global _calls
     path = file_of(args)
-    for call in watcher.first_line(path.read_bytes()) if path.exists() else ():
-        about = call["about"]
+    entries = watcher.entries_of(path.read_bytes()) if path.exists() else []
+    for entry in entries:  # a run removes its file at its end: that one died during these calls
+        about = entry["about"]
         print(
             f"the run before died inside reward function {about['function']!r}{described(about)}",
             flush=True,
@@ -219,7 +231,7 @@ def watched(args: Any, limit: float) -> Iterator[None]:
 
 
 def file_of(args: Any) -> Path:
-    """Return the file of a process that names the calls that go on."""
+    """Return the file of a process in which its running calls stand."""
     return Path(args.output_dir, f".reward-call-{args.process_index}")
 
 
@@ -227,12 +239,12 @@ def file_of(args: Any) -> Path:
 def in_call(name: str, sample: dict[str, Any], is_coroutine: bool) -> Iterator[dict[str, Any]]:
     """Yield copies of a reward function's arguments, with which the block calls it.
 
-    In a recipe, the function must end in time, and must not end the process or leave changes
-    behind. A plain function that is late ends by `TimeIsUp`, raised inside it; a coroutine runs in
-    another thread, and ends with the run.
+    In a recipe, the function must return in time, and must not end the process or leave changes
+    behind. A late plain function is ended by `TimeIsUp`, raised inside it; a late coroutine, which
+    runs in another thread, ends with the run.
 
     Raises:
-        InputError: it did otherwise. Exceptions of its own pass through.
+        InputError: the function did what it must not. Exceptions that it raises pass through.
     """
     calls = _calls
     if calls is None or not calls.is_here():  # outside of a recipe, or in a forked process
@@ -243,12 +255,12 @@ def in_call(name: str, sample: dict[str, Any], is_coroutine: bool) -> Iterator[d
         yield {key: copied(value) for key, value in sample.items()}
     except Stopped:  # the run's own SystemExit, after a signal
         raise
-    except TimeIsUp:  # `check` says so, by `is_late`
+    except TimeIsUp:  # `is_late` is set, for which `check` below raises
         pass
     except SystemExit as stop:
-        # os._exit, as replaced here, raises it, too, and has set the fault by then
+        # the os._exit of this module raises it, too, and has set the fault by then
         call.fault = call.fault or f"called sys.exit({stop.code!r})"
-    except KeyboardInterrupt:  # of its own: Ctrl-C raises none in a recipe
+    except KeyboardInterrupt:  # raised by the function: Ctrl-C raises none in a recipe
         call.fault = "raised KeyboardInterrupt"
     except CancelledError:
         if call.is_late:  # the run is ending, and cancels what its event loop still runs
@@ -266,11 +278,11 @@ def described(about: dict[str, Any]) -> str:
 
 
 def copied(value: Any) -> Any:
-    """Return a copy of a column, down to its texts and numbers; what is none is returned itself."""
+    """Return a deep copy of a list, down to its texts and numbers; other values as they are."""
     if not isinstance(value, list):
         return value
     try:
-        return marshal.loads(marshal.dumps(value))  # of plain values, ten times as fast
+        return marshal.loads(marshal.dumps(value))  # ten times as fast, but only for plain values
     except ValueError:
         return _copied_containers(value)
 
@@ -284,7 +296,7 @@ def _copied_containers(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a value that can be sent: of anything but plain ones, what it looks like."""
+    """Return a value that marshal can write: itself, or what it looks like as a text."""
     try:
         marshal.dumps(value)
     except ValueError:

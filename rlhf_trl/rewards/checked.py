@@ -15,13 +15,13 @@ LARGEST = 1e16  # float32 holds the sum of a million squares of it
 def checked(function: RewardFunc, name: str) -> RewardFunc:
     """Wrap a reward function so that an exception or a broken result stops the run, in a sentence.
 
-    A result is a list with one number per completion, which float32 can sum, or None: TRL reads it
-    as "this does not apply here".
+    A result is a list with a value for each completion: a number that float32 can sum, or None,
+    which TRL reads as "this does not apply here".
     """
-    # a function is one, or an object that is called like a function
+    # a reward is a function, or an object with the method `__call__`
     is_coroutine = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
-    async def waiting(**kwargs: Any) -> list[float | None]:
+    async def async_wrapper(**kwargs: Any) -> list[float | None]:
         with _naming_errors(function, name, kwargs, is_coroutine) as arguments:
             rewards = await function(**arguments)
         return _validated(rewards, name, kwargs)
@@ -31,9 +31,8 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
             rewards = function(**arguments)
         return _validated(rewards, name, kwargs)
 
-    wrapped = wraps(function)(waiting if is_coroutine else wrapper)
-    # TRL logs it by this: without the module of a dotted path
-    wrapped.__name__ = name.rpartition(".")[2]
+    wrapped = wraps(function)(async_wrapper if is_coroutine else wrapper)
+    wrapped.__name__ = name.rpartition(".")[2]  # TRL's logs show it: a dotted path without module
     return wrapped
 
 
@@ -41,20 +40,20 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
 def _naming_errors(
     function: RewardFunc, name: str, sample: dict[str, Any], is_coroutine: bool
 ) -> Iterator[dict[str, Any]]:
-    """Yield the arguments for a call in the block; what it raises becomes an `InputError`.
+    """Yield arguments with which the block calls a reward function; turn errors to `InputError`s.
 
     Args:
         function: the reward function.
         name: its name in the config.
-        sample: the arguments as TRL gives them, of which the function gets copies.
-        is_coroutine: whether the function is one.
+        sample: the arguments as TRL gives them; copies are yielded.
+        is_coroutine: whether the function is a coroutine function.
     """
     from rlhf_trl.rewards.calls import in_call
 
     try:
         with in_call(name, sample, is_coroutine) as arguments:
             yield arguments
-    except InputError:  # of `in_call`, or the function's own: says itself what to do
+    except InputError:  # a sentence for the user already, of `in_call` or of the function
         raise
     except Exception as error:
         from rlhf_trl.rewards.faults import culprit_in_time, place_of, where
@@ -73,18 +72,17 @@ def _validated(rewards: Any, name: str, sample: dict[str, Any]) -> list[float | 
     if hasattr(rewards, "tolist"):  # a tensor or an array
         rewards = rewards.tolist()
     is_list = isinstance(rewards, list | tuple) and len(rewards) == len(sample["completions"])
-    # the places of wrong rewards; None: what was returned is no list of the right length
-    wrong = [n for n, reward in enumerate(rewards) if not _is_right(reward)] if is_list else [None]
-    if not wrong:
+    bad_places = [n for n, r in enumerate(rewards) if not _is_valid(r)] if is_list else []
+    if is_list and not bad_places:
         return list(rewards)
     from rlhf_trl.rewards.faults import refusal
 
-    raise refusal(name, rewards, sample, wrong[0])
+    raise refusal(name, rewards, sample, bad_places[0] if is_list else None)
 
 
-def _is_right(reward: Any) -> bool:
+def _is_valid(reward: Any) -> bool:
     try:
         value = reward.item() if hasattr(reward, "item") else reward
-    except (RuntimeError, ValueError):  # of several numbers
+    except (RuntimeError, ValueError):  # a tensor or array of several numbers
         return False
     return value is None or (isinstance(value, int | float) and abs(value) <= LARGEST)

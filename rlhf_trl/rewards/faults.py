@@ -21,9 +21,9 @@ NOT_THEIRS = (
 
 
 def place_of(error: Exception) -> str:
-    """Return the file and line of the user's own code that an exception was raised in, if any.
+    """Return words for the line of the user's own code in which an exception was raised, if any.
 
-    That is the deepest call outside this package, the installed ones and Python's own.
+    It is the line of the deepest call outside this package, installed packages and Python itself.
     """
     for call in reversed(traceback.extract_tb(error.__traceback__)):
         if not call.filename.startswith(NOT_THEIRS):
@@ -34,7 +34,10 @@ def place_of(error: Exception) -> str:
 def culprit_in_time(
     function: RewardFunc, name: str, sample: dict[str, Any], error: Exception
 ) -> int | None:
-    """Return what `culprit` does; None, too, where calling the function anew does worse things."""
+    """Return what `culprit` returns; None if calling the function again ends in an `InputError`.
+
+    Called again, the function may take too long, or do to the process what it must not.
+    """
     from rlhf_trl.rewards.calls import in_call
 
     try:
@@ -45,11 +48,12 @@ def culprit_in_time(
 
 
 def culprit(function: RewardFunc, sample: dict[str, Any], error: Exception) -> int | None:
-    """Return the first completion for which a function raises an error; None: it cannot be told.
+    """Return the place of the first completion that makes a function raise an error, or None.
 
-    The function is called anew. A completion is to blame if the function raises the same error
-    twice: for it alone, and for it together with all the completions that raise none alone. The
-    first call does not suffice: a function that raises for every batch raises for any one alone.
+    The function is called again, first with each completion alone. The completions for which it
+    then raises the same error are suspects. A suspect is to blame if the function also raises it
+    for the suspect together with all completions that are not suspects. (A function that raises for
+    any small batch raises for every completion alone, whatever it holds.)
 
     Args:
         function: a reward function.
@@ -73,20 +77,20 @@ def culprit(function: RewardFunc, sample: dict[str, Any], error: Exception) -> i
             return (type(other), str(other)) == (type(error), str(error))
         return False
 
-    suspects = [place for place in range(count) if raises([place])]  # for each one alone
-    others = [place for place in range(count) if place not in suspects]
-    if not others:  # all raise alone, as they would where the function raises for any batch
+    suspects = [place for place in range(count) if raises([place])]
+    innocent = [place for place in range(count) if place not in suspects]
+    if not innocent:  # perhaps the function raises for any batch
         return None
     for place in suspects:
-        if raises(sorted([place, *others])):  # among completions that are not to blame
+        if raises(sorted([place, *innocent])):
             return place
     return None
 
 
 def where(sample: dict[str, Any], index: int | None = None) -> str:
-    """Return words for the step and the completion at `index`, or for the batch (None).
+    """Return words for the step, with the completion at `index`; None: with the first of the batch.
 
-    A batch of one is named as its only completion. Of a batch, the first completion is shown.
+    Without an `index`, the words say that it is the first of a batch, unless it is the only one.
     """
     state = sample.get("trainer_state")
     step = f"at step {state.global_step} " if state is not None else ""

@@ -6,36 +6,36 @@ from functools import wraps
 from typing import Any
 
 NAMES = ("completion_finished", "finished")
-"""What reward functions may call it; a column of the data set that has the name comes before."""
+"""How a reward function may call the parameter; a column of the data set with that name wins."""
 
 
 def with_finished(
     function: Any, finished: Callable[[], list[bool]], only_by_name: bool = False
 ) -> Any:
-    """Let a reward function that takes it know which completions are finished.
+    """Wrap a reward function so that it is told which completions are finished.
 
-    That is one with a parameter of one of the `NAMES` or, unless `only_by_name`, one that takes any
-    keyword. Other functions, and models, are returned as they are. `finished` says of the
-    completions that are being judged which of them the model ended.
+    This is done if it has a parameter of one of the `NAMES` or, unless `only_by_name`, takes any
+    keyword. Other functions, and models, are returned as they are. `finished()` returns, for each
+    completion of the call, whether the model ended it.
     """
-    names = _names_taken(function, only_by_name)
+    names = _accepted_names(function, only_by_name)
     if not names:
         return function
 
     @wraps(function)
-    def wrapper(**columns: Any) -> Any:  # columns come last, so that one of the name replaces it
+    def wrapper(**columns: Any) -> Any:  # a column of the data set comes before a name of ours
         return function(**{**dict.fromkeys(names, finished()), **columns})
 
     @wraps(function)
-    async def waiting(**columns: Any) -> Any:
+    async def async_wrapper(**columns: Any) -> Any:
         return await function(**{**dict.fromkeys(names, finished()), **columns})
 
-    # a coroutine function stays one, as TRL awaits these only
-    waits = map(inspect.iscoroutinefunction, (function, type(function).__call__))
-    return waiting if any(waits) else wrapper
+    # TRL awaits coroutine functions only, so the wrapper of one has to be one
+    is_coroutine = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+    return async_wrapper if is_coroutine else wrapper
 
 
-def _names_taken(function: Any, only_by_name: bool) -> list[str]:
+def _accepted_names(function: Any, only_by_name: bool) -> list[str]:
     """Return which of the `NAMES` a reward function takes; a model takes none."""
     if not callable(function) or hasattr(function, "forward"):
         return []

@@ -27,14 +27,17 @@ def load_reward_model(
 ) -> Callable[..., list[float]]:
     """Return a reward function that scores prompt and completion with a trained reward model.
 
-    The text is that of training (see `Reader.encode`), with the end-of-sequence token exactly where
-    the policy, whose `tokenizer` this is, ended its completion, so that a cut-off answer does not
-    look finished. With `strip_think`, completions are read `without_thoughts`.
+    The model reads the text as it was trained (see `Reader.encode`), with the end-of-sequence token
+    exactly where the policy ended its completion, so that a cut-off answer does not look finished.
 
-    `path` is the folder or hub name of a sequence classifier with one label, or the folder of a
-    model that was trained here; a LoRA adapter is merged. `aggregate` is which of `Reader.names` is
-    the reward; None: the first. With a `quantization`, a whole model is quantized while it is
-    loaded.
+    Args:
+        path: the folder or hub name of a sequence classifier with one label, or the folder of a
+            model that was trained here; a LoRA adapter is merged.
+        tokenizer: the policy's.
+        args: the config of the trainer, for the device.
+        aggregate: which of `Reader.names` is the reward; None: the first.
+        strip_think: whether completions are read `without_thoughts`.
+        quantization: how to quantize a whole model while it is loaded; None: not.
     """
     reader = Reader.read(path)
     name = aggregate or reader.names[0]
@@ -44,9 +47,9 @@ def load_reward_model(
             f"{reader.algorithm}; write {' or '.join(reader.names)}, or leave it out."
         )
     model, own_tokenizer = load_classifier(path, reader, args, quantization)
-    _check_characters(path, own_tokenizer, tokenizer)
+    _refuse_lossy_tokenizer(path, own_tokenizer, tokenizer)
     model.eval().requires_grad_(False).to(args.device)
-    checked_texts = False  # those of the first call are checked
+    texts_were_checked = False  # the texts of the first call are
 
     def reward_model(
         prompts: list[Any],
@@ -55,14 +58,14 @@ def load_reward_model(
         finished: list[bool] | None = None,
         **_: Any,
     ) -> list[float]:
-        """Score completions; `prompts`, texts or messages, are those of the completions."""
-        nonlocal checked_texts
+        """Score completions, each with its prompt; both are texts or messages."""
+        nonlocal texts_were_checked
         if strip_think:
             completions = [without_thoughts(completion) for completion in completions]
-        if not checked_texts:
-            _check_fit(path, own_tokenizer, prompts, completions)
-            checked_texts = True
-        # the trainers here hand it over, and know other end tokens, too; TRL's do not
+        if not texts_were_checked:
+            _check_texts(path, own_tokenizer, prompts, completions)
+            texts_were_checked = True
+        # the trainers here pass `finished`, and know further end tokens; TRL's trainers do not
         if finished is None:
             finished = [ids[-1:] == [tokenizer.eos_token_id] for ids in completion_ids]
         rows = zip(prompts, completions, finished, strict=True)
@@ -76,7 +79,10 @@ def load_reward_model(
 def load_classifier(
     path: str, reader: Reader, args: Any, quantization: Quantization | None = None
 ) -> tuple[Any, Any]:
-    """Return a reward model, its adapter merged if it has one, and its own tokenizer."""
+    """Return a reward model, its adapter merged if it has one, and its own tokenizer.
+
+    The arguments are those of `load_reward_model`, with the `reader` of the model.
+    """
     import transformers
 
     kind = "Token" if reader.per_token else "Sequence"
@@ -85,14 +91,17 @@ def load_classifier(
     remedy = (
         "name a sequence classifier, or what recipes/reward.py, orm.py or prm.py left in model/"
     )
+    # new_head: no warning that a head is new, as the base of an adapter lacks it; weights that are
+    # missing in the end are refused below. whole_weights: ZeRO-3 would split them over processes.
     with loading(f"reward_model: {path!r}", remedy, fault, new_head=True), whole_weights(args):
-        if (adapter := Path(path) / ADAPTER).is_file():
+        adapter_config = Path(path) / ADAPTER
+        if adapter_config.is_file():
             if quantization:
                 raise InputError(
                     f"reward_quantization: {path!r} is an adapter; let rlhf-trl quantize merge and "
                     "quantize it, and name what that wrote as reward_model."
                 )
-            model, missing = _with_adapter(path, adapter, auto)
+            model, missing = _with_adapter(path, adapter_config, auto)
         else:
             options = _options(path, quantization, args)
             model, info = auto.from_pretrained(path, **options, output_loading_info=True)
@@ -107,22 +116,22 @@ def load_classifier(
         raise InputError(
             f"reward_model: {path!r} lacks {', '.join(sorted(missing))}; name a trained one."
         )
-    rows = model.get_input_embeddings().weight.shape[0]
-    count = len(own_tokenizer)
-    if count > rows:
+    embeddings = model.get_input_embeddings().weight.shape[0]
+    tokens = len(own_tokenizer)
+    if tokens > embeddings:
         raise InputError(
-            f"reward_model: the tokenizer in {path!r} has {count} tokens and the model {rows}, "
-            "so it belongs to another model; save the right one beside it."
+            f"reward_model: the tokenizer in {path!r} has {tokens} tokens and the model "
+            f"{embeddings}, so it belongs to another model; save the right one beside it."
         )
     if own_tokenizer.pad_token is None:  # padding is masked, so that any token will do
         own_tokenizer.pad_token = own_tokenizer.eos_token
-    if not reader.per_token:
-        _choose_last_token(path, model.config.get_text_config(), own_tokenizer, args)
+    if not reader.per_token:  # a sequence classifier scores a text at its last token
+        _read_end_token(path, model.config.get_text_config(), own_tokenizer, args)
     return model, own_tokenizer
 
 
 def _options(path: str, quantization: Quantization | None, args: Any) -> dict[str, Any]:
-    """Return how a whole reward model is loaded."""
+    """Return the options of `from_pretrained` for a whole reward model."""
     if quantization is None:
         return {"dtype": "auto"}
     from rlhf_trl.quantized import quantized_options
@@ -131,11 +140,16 @@ def _options(path: str, quantization: Quantization | None, args: Any) -> dict[st
     return {"dtype": "auto", **options}
 
 
-def _choose_last_token(path: str, config: Any, own_tokenizer: Any, args: Any) -> None:
-    """Let the end token be read (see `reading_last_tokens`), unless training never read it."""
+def _read_end_token(path: str, config: Any, own_tokenizer: Any, args: Any) -> None:
+    """Let a classifier score a finished text at its end token, unless training never read one.
+
+    By `pad_token_id`, transformers looks for the last token that is no padding; with None,
+    `reading_last_tokens` says where that is. A model that pads with its end token was trained to
+    take end tokens for padding, so its config stays.
+    """
     if config.pad_token_id != own_tokenizer.eos_token_id:
         config.pad_token_id = None
-    elif getattr(args, "process_index", 0) == 0:  # one process says it
+    elif getattr(args, "process_index", 0) == 0:  # only one process prints
         print(
             f"reward_model: {path} pads with its end token, so that it was not trained to read it: "
             "a finished answer scores like one that is cut off there",
@@ -143,39 +157,52 @@ def _choose_last_token(path: str, config: Any, own_tokenizer: Any, args: Any) ->
         )
 
 
-def _with_adapter(path: str, file: Path, auto: Any) -> tuple[Any, set[str]]:
-    """Return the base that an adapter's config `file` names, merged with it, and what both lack."""
+def _with_adapter(path: str, adapter_config: Path, auto: Any) -> tuple[Any, set[str]]:
+    """Return a base model with an adapter merged in, and the names of missing weights.
+
+    These are the weights that neither base nor adapter has. If there are any, the base is returned
+    without the adapter.
+
+    Args:
+        path: the folder of the adapter.
+        adapter_config: its config, which names the base.
+        auto: the class of transformers that loads the base.
+    """
     from peft import PeftModel, load_peft_weights
     from transformers import AutoConfig
 
-    base = json.loads(file.read_text())["base_model_name_or_path"]
-    # what is trained here has a config, which says what its head is; other adapters have none
+    base = json.loads(adapter_config.read_text())["base_model_name_or_path"]
+    # an adapter that was trained here has a config.json, which describes its head; others have none
     if (Path(path) / "config.json").is_file():
         config = AutoConfig.from_pretrained(path)
     else:
         config = AutoConfig.from_pretrained(base, num_labels=1)
     options = {"config": config, "dtype": "auto", "output_loading_info": True}
     model, info = auto.from_pretrained(base, **options)
-    # the base lacks the head, which the adapter has under a longer name
+    # the base lacks the head; the adapter has it, with a prefix before its name
     saved_names = load_peft_weights(path, device="cpu").keys()
     missing = {
         name
         for name in info["missing_keys"]
         if not any(saved.endswith(name) for saved in saved_names)
     }
-    if missing:
-        return model, missing  # PEFT would stop at them
+    if missing:  # PEFT would stop at them; the caller has a clearer error
+        return model, missing
     with fitting_adapter(path):
         adapted = PeftModel.from_pretrained(model, path)
         check_adapter(adapted, path)
     return adapted.merge_and_unload(), missing
 
 
-def _check_characters(path: str, own_tokenizer: Any, tokenizer: Any) -> None:
-    """Refuse a reward model that reads a character that the policy can write as something else."""
-    if only := sorted(_lost_characters(own_tokenizer) - _lost_characters(tokenizer)):
+def _refuse_lossy_tokenizer(path: str, own_tokenizer: Any, tokenizer: Any) -> None:
+    """Refuse a reward model whose tokenizer loses characters that the policy's `tokenizer` keeps.
+
+    Reading an answer of the policy, the model would see something else in their place.
+    """
+    lost = sorted(_lost_characters(own_tokenizer) - _lost_characters(tokenizer))
+    if lost:
         raise InputError(
-            f"reward_model: the tokenizer of {path!r} cannot write {''.join(only)!r}, which the "
+            f"reward_model: the tokenizer of {path!r} cannot write {''.join(lost)!r}, which the "
             "policy's can; name a reward model whose tokenizer fits."
         )
 
@@ -187,8 +214,8 @@ def _lost_characters(tokenizer: Any) -> set[str]:
     return {c for c in characters if tokenizer.decode(ids[c]).strip() != c}
 
 
-def _check_fit(path: str, own_tokenizer: Any, prompts: list[Any], completions: list[Any]) -> None:
-    """Refuse a reward model that could not read what the policy is given and writes."""
+def _check_texts(path: str, own_tokenizer: Any, prompts: list[Any], completions: list[Any]) -> None:
+    """Refuse a reward model whose tokenizer cannot encode these prompts and completions."""
     if not isinstance(prompts[0], str) and own_tokenizer.chat_template is None:
         raise InputError(
             f"reward_model: prompts are conversations, and the tokenizer of {path!r} has no chat "
@@ -201,13 +228,13 @@ def _check_fit(path: str, own_tokenizer: Any, prompts: list[Any], completions: l
             decoded = own_tokenizer.decode(ids)
             unknown = own_tokenizer.unk_token_id
             has_unknown = unknown is not None and unknown in ids
-            if has_unknown or _plain(decoded) != _plain(text):
+            if has_unknown or _normalized(decoded) != _normalized(text):
                 raise InputError(
                     f"reward_model: the tokenizer of {path!r} reads the policy's {text[:60]!r} "
                     f"as {decoded[:60]!r}; name one whose tokenizer fits."
                 )
 
 
-def _plain(text: str) -> str:
-    """Drop what a tokenizer may change without harm: Unicode form (NFKC) and white space."""
+def _normalized(text: str) -> str:
+    """Return a text without what a tokenizer may change: its Unicode form and white space."""
     return "".join(unicodedata.normalize("NFKC", text).split())

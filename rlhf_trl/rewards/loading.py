@@ -27,25 +27,26 @@ def load_rewards(
     names: Sequence[str],
     tasks: GymTasks | None,
     columns: Iterable[str] = (),
-    judge: tuple[Any, str] = (None, ""),
+    judge_block: Any = None,
+    folder: str = "",
 ) -> list[RewardFunc]:
     """Return the reward functions called `names`, as in `reward_funcs`, each `checked`.
 
-    `tasks` are the gym's questions; without them the data are one's own and have these `columns`.
-    `judge` is the block of `llm_judge`, and the folder of the run.
+    `tasks` are the gym's questions; without them, the user's data have these `columns`.
+    `judge_block` is the `llm_judge:` block; `folder` is the run's, where a judge keeps its replies.
     """
     known = [*VERIFIERS, "format", "gym_score", "llm_judge"]
     if not names:
         raise InputError(f"reward_funcs is empty; name at least one of {', '.join(known)}.")
-    # the columns that reward functions get; a row of the gym's is a mapping by column
+    # the columns that reward functions get; a row of the gym's is a dict, whose keys are columns
     present = [c for c in (columns if tasks is None else tasks.train[0]) if c != "prompt"]
     functions = []
     for name in names:
         function = _built_in(name, tasks, present)
-        if function is None:
+        if function is None:  # a dotted path, or llm_judge: few runs need to import these
             from rlhf_trl.rewards.by_path import import_reward
 
-            function = import_reward(name, known, judge)
+            function = import_reward(name, known, judge_block, folder)
         functions.append(checked(function, name))
     return functions
 
@@ -60,12 +61,14 @@ def answer_columns(own: Any) -> list[str]:
 def check_right_answers(names: Sequence[str], *sides: "Dataset | None") -> None:
     """Refuse right answers that the rewards called `names` cannot read, before a run begins.
 
-    Of `math`, which reads slowly, the first ones; the others are refused when they are drawn.
+    `math` reads slowly: only its first answers are checked now, the others when they are drawn.
     """
     for name in names:
         base, colon, column = name.partition(":")
+        if base not in VERIFIERS:
+            continue
         column = column if colon else ANSWER
-        for rows in sides if base in VERIFIERS else ():
+        for rows in sides:
             if rows and column in rows.column_names:
                 _check_cells(name, VERIFIERS[base], rows, column)
 
@@ -73,10 +76,10 @@ def check_right_answers(names: Sequence[str], *sides: "Dataset | None") -> None:
 def check_all_rewarded(names: Sequence[str], rows: "Dataset") -> None:
     """Refuse training rows to which none of the rewards called `names` applies.
 
-    Those are rows whose right answers are all null, where every reward compares with one.
+    A reward that compares with a right answer does not apply where the answer is null.
     """
     if not all(name.partition(":")[0] in VERIFIERS for name in names):
-        return
+        return  # a reward that compares with nothing applies to every row
     columns = list(dict.fromkeys(name.partition(":")[2] or ANSWER for name in names))
     right_answers = zip(*(cells(rows, column) for column in columns), strict=True)
     count = sum(all(cell is None for cell in row) for row in right_answers)
@@ -89,27 +92,27 @@ def check_all_rewarded(names: Sequence[str], rows: "Dataset") -> None:
 
 
 def _check_cells(name: str, verifier: Any, rows: "Dataset", column: str) -> None:
-    """Refuse a column of right answers of which a verifier, called `name`, cannot read some."""
-    read_ahead = rows.select_columns([column])[: verifier.read_ahead][column]
-    unread = []
-    for place, cell in enumerate(read_ahead):
+    """Refuse a column with right answers that a verifier, called `name`, cannot read."""
+    answers = rows.select_columns([column])[: verifier.answers_to_check][column]
+    unreadable = []
+    for place, cell in enumerate(answers):
         try:
             if cell is not None:  # null: the reward does not apply
                 verifier.read_right_answer(answer_text(cell))
         except NotRead as error:
-            unread.append((place, cell, error))
-    if unread:
-        place, cell, error = unread[0]
+            unreadable.append((place, cell, error))
+    if unreadable:
+        place, cell, error = unreadable[0]
         raise InputError(
-            f"reward_funcs: {name} cannot use {len(unread)} of {len(read_ahead)} right answers; "
+            f"reward_funcs: {name} cannot use {len(unreadable)} of {len(answers)} right answers; "
             f"the first, {quoted_answer(cell, rows[place]['prompt'])}, {error}"
         ) from error
 
 
 def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFunc | None:
-    """Return the reward function of a name that is built in, or None.
+    """Return the built-in reward function of this name, or None.
 
-    `columns` are those that reward functions get: all of the data set but the prompt.
+    `columns` are what reward functions get: all columns of the data set but the prompt.
     """
     base, colon, _ = name.partition(":")
     if base in VERIFIERS:
@@ -129,7 +132,7 @@ def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFu
 
 
 def _comparison(name: str, columns: list[str]) -> RewardFunc:
-    """Return the verifier that `name` begins with, made to read the column that stands in it."""
+    """Return the verifier that `name` begins with, reading the column after the colon, if any."""
     base, colon, column = name.partition(":")
     column = column if colon else ANSWER
     if column not in columns:
@@ -145,7 +148,7 @@ def _comparison(name: str, columns: list[str]) -> RewardFunc:
     verifier = VERIFIERS[base]
 
     def compared(completions: list[Any], **sample: Any) -> list[float | None]:
-        """Hand the column to the verifier as `answer`, whatever it is called."""
+        """Call the verifier with the column as `answer`, whatever its name."""
         return verifier(completions, **{**sample, ANSWER: sample[column]})
 
     return compared

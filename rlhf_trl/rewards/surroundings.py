@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-BLOCK = 624  # numbers that a Mersenne Twister draws before it makes new ones
-# So many blocks after a state, in portions, are drawings from it: more than 600 million numbers.
+BLOCK = 624  # numbers that a Mersenne Twister makes at once
+# How many blocks after a state are searched, in portions of growing size: 600 million numbers.
 PORTIONS = (10, *[1000] * 1000)
 
 State = tuple[np.ndarray, int]
@@ -23,7 +23,7 @@ def _current_folder() -> str | None:
         return None
 
 
-# By what an error calls it: how to read a setting, and how to bring it back.
+# {what an error calls a setting: (how to read it, how to restore it)}
 SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the current folder": (_current_folder, os.chdir),
     "torch's gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),
@@ -61,13 +61,13 @@ class Surroundings:
         self._settings = {name: read() for name, (read, _) in SETTINGS.items()}
         self._states = {name: read() for name, read in GENERATORS.items()}
 
-    def bring_back(self) -> tuple[str, ...]:
-        """Bring back the settings that have changed since; return their names."""
+    def restore(self) -> tuple[str, ...]:
+        """Restore the settings that have changed since; return their names."""
         changed = []
-        for name, (read, bring_back) in SETTINGS.items():
+        for name, (read, restore) in SETTINGS.items():
             if read() != self._settings[name]:
                 changed.append(name)
-                bring_back(self._settings[name])
+                restore(self._settings[name])
         return tuple(changed)
 
     def seeded(self) -> list[str]:
@@ -85,12 +85,12 @@ def is_drawn_from(before: State, after: State) -> bool:
     # no new block was made: a seed may have set the place in it back
     if np.array_equal(block, later_block):
         return later_drawn >= drawn
-    # the later block must be one of those that follow, all in the form of `random_raw`
-    wanted = _twister(later_block, 0).random_raw(BLOCK)
-    twister = _twister(block, BLOCK)
+    # search for the later block's numbers among those of the blocks that follow `block`
+    later_numbers = _twister(later_block, drawn=0).random_raw(BLOCK)
+    twister = _twister(block, drawn=BLOCK)  # at the end of its block
     for portion in PORTIONS:
-        blocks = twister.random_raw(portion * BLOCK).reshape(portion, BLOCK)
-        if (blocks == wanted).all(axis=1).any():
+        numbers = twister.random_raw(portion * BLOCK).reshape(portion, BLOCK)
+        if (numbers == later_numbers).all(axis=1).any():
             return True
     return False
 

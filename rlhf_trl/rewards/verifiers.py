@@ -25,7 +25,7 @@ RewardFunc = Callable[..., Any]
 
 
 def _verifier(
-    name: str, read: Callable[[str], Any], ahead: int | None = None
+    name: str, read: Callable[[str], Any], answers_to_check: int | None = None
 ) -> Callable[[Callable[..., bool]], RewardFunc]:
     """Return a decorator that makes a reward function of a comparison with the right answer.
 
@@ -34,9 +34,9 @@ def _verifier(
 
     Args:
         name: of the reward in `reward_funcs` and in logs.
-        read: makes of a right answer, a text, what the comparison takes; what it cannot read is a
-            `NotRead`, which says why.
-        ahead: of so many rows of a data set, right answers are read before a run; None: of all.
+        read: turns the text of a right answer into what the comparison takes; raises `NotRead`,
+            which says why it cannot.
+        answers_to_check: how many rows' right answers `loading` checks before a run; None: all.
     """
 
     def reward_of(is_right: Callable[[str, Any, str], bool]) -> RewardFunc:
@@ -57,22 +57,24 @@ def _verifier(
                 if cell is None:
                     rewards.append(None)
                     continue
-                right = _read_right(name, read, cell, prompts and prompts[place])
+                prompt = prompts[place] if prompts else None  # shown if the answer cannot be read
+                right = _read_right(name, read, cell, prompt)
                 rewards.append(float(is_right(completion_text(completion), right, tasks[place])))
             return rewards
 
         reward.__name__ = name  # by which TRL logs it
-        # `loading` reads these to check right answers before a run
-        vars(reward).update(read_right_answer=read, read_ahead=ahead)
+        vars(reward).update(
+            read_right_answer=read, answers_to_check=answers_to_check
+        )  # for loading
         return reward
 
     return reward_of
 
 
 def _read_right(name: str, read: Callable[[str], Any], cell: Any, prompt: Any) -> Any:
-    """Return what `read` makes of a right answer; refuse one that the reward called `name` cannot.
+    """Return what `read` makes of a right answer, the `cell`; a `NotRead` becomes an `InputError`.
 
-    `cell` is the answer, and `prompt` its prompt or None, for the error.
+    `name` is the reward's, and `prompt` the answer's or None, for the error.
     """
     try:
         return read(answer_text(cell))
@@ -115,7 +117,7 @@ def _right_math(text: str) -> "RightMath":
     return right_math(text)
 
 
-@_verifier("math", _right_math, ahead=500)  # at up to 10 ms each
+@_verifier("math", _right_math, answers_to_check=500)  # up to 10 ms each
 def math_reward(text: str, right: "RightMath", task: str) -> bool:
     """1 where the completion's answer is mathematically equal to the right one, else 0."""
     from rlhf_trl.data.math_answers import same_math

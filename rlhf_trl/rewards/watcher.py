@@ -1,8 +1,8 @@
 """A process beside a run: ends it where a reward function hangs, and says in which one it died.
 
-It runs as a script, `watcher.py PARENT FILE`, without torch or this package, so that it is there in
-20 ms, and ends with its parent, the end of whose pipe is its input. In the file, `calls.Calls`
-keeps the calls that go on.
+It runs as a script, `watcher.py PARENT FILE`, without torch or this package, so that it starts in
+20 ms. PARENT is the process of the run, whose death ends this one, too: the standard input is a
+pipe from the parent, which then closes. FILE holds the running calls, as `calls.Calls` writes them.
 """
 
 import json
@@ -20,66 +20,69 @@ LONGEST = 1 << 20  # bytes of a line about calls
 
 
 def watch(parent: int, file: int, ended: threading.Event) -> None:
-    """Interrupt a call when its time is up, then kill the parent; tell of a parent that died.
+    """Interrupt each late call, and kill a parent that goes on; report calls in which it died.
 
     Args:
         parent: the process id of the run.
-        file: the descriptor of the file in which it keeps the calls that go on.
-        ended: is set when the run's end of the pipe is closed.
+        file: the descriptor of the file in which it keeps its running calls.
+        ended: an event that is set when the pipe from the parent closes.
     """
-    interrupted: set[int] = set()
+    interrupted: set[int] = set()  # numbers of calls
     # The pipe alone does not tell that the parent has ended: a process that it has forked may keep
     # the pipe open. An orphan gets another parent.
     while not ended.wait(POLL) and os.getppid() == parent:
-        for call in first_line(os.pread(file, LONGEST, 0)):
-            late = time.monotonic() - call["deadline"]
-            if late > 0 and call["number"] not in interrupted:
-                interrupted.add(call["number"])
-                write_batch(call, file)
+        for entry in entries_of(os.pread(file, LONGEST, 0)):
+            seconds_late = time.monotonic() - entry["deadline"]
+            if seconds_late > 0 and entry["number"] not in interrupted:
+                interrupted.add(entry["number"])
+                write_batch(entry, file)
                 os.kill(parent, signal.SIGUSR2)
-            if late > call["grace"]:  # still there: the signal did not end it
-                sentence = f"{call['if_late']} --resume_from_checkpoint auto goes on."
+            if seconds_late > entry["grace"]:  # the signal did not end the call
+                sentence = f"{entry['if_late']} --resume_from_checkpoint auto goes on."
                 try:
-                    tell(sentence, os.environ.get("TORCHELASTIC_ERROR_FILE"))
+                    report(sentence, os.environ.get("TORCHELASTIC_ERROR_FILE"))
                 finally:
                     os.kill(parent, signal.SIGKILL)
                 return
-    # a parent takes calls that end out of the file: it died inside of these
-    for call in first_line(os.pread(file, LONGEST, 0)):
-        write_batch(call, file)
-        tell(call["if_dead"], None)  # the launcher may be done with the process
+    # the parent has ended; it removes calls that end from the file, so it died during these
+    for entry in entries_of(os.pread(file, LONGEST, 0)):
+        write_batch(entry, file)
+        report(entry["if_dead"], error_file=None)  # the launcher may have read its file by now
 
 
-def first_line(content: bytes) -> list[dict[str, Any]]:
-    """Return what is told of the calls that go on."""
+def entries_of(content: bytes) -> list[dict[str, Any]]:
+    """Return the entries of the running calls (see `calls.Calls`), the first line of the file."""
     try:
         return json.loads(content.partition(b"\n")[0])
-    except ValueError:  # it is being written
+    except ValueError:  # the parent is writing the file just now
         return []
 
 
-def write_batch(call: dict[str, Any], file: int) -> None:
-    """Write the batch of a call as JSON, whole or not at all; the run ends in any case."""
-    path = call["batch_file"]
+def write_batch(entry: dict[str, Any], file: int) -> None:
+    """Write the prompts and completions of a call to its `batch_file`, as JSON.
+
+    Nothing is written if that fails: the run ends in any case.
+    """
+    path = entry["batch_file"]
     with suppress(OSError, EOFError, KeyError, TypeError, ValueError):
         content = os.pread(file, os.fstat(file).st_size, 0)
-        batch = marshal.loads(content.partition(b"\n")[2])[call["number"]]
+        batch = marshal.loads(content.partition(b"\n")[2])[entry["number"]]
         with open(f"{path}.part", "w", encoding="utf-8") as stream:
-            json.dump(call["about"] | batch, stream, indent=1, default=repr)
+            json.dump(entry["about"] | batch, stream, indent=1, default=repr)
         os.replace(f"{path}.part", path)
 
 
-def tell(sentence: str, last: str | None) -> None:
-    """Print an error, or write it where the launcher of several processes reads its last words."""
-    if last is None:
+def report(sentence: str, error_file: str | None) -> None:
+    """Print an error, or write it to the file in which torchrun looks for a process's error."""
+    if error_file is None:
         os.write(2, f"error: {sentence}\n".encode())
         return
-    with open(last, "w", encoding="utf-8") as stream:
+    with open(error_file, "w", encoding="utf-8") as stream:
         json.dump({"message": f"\nerror: {sentence}", "timestamp": int(time.time())}, stream)
 
 
 def set_at_end_of_input(ended: threading.Event) -> None:
-    """Wait until the parent ends, which writes nothing."""
+    """Set the event when the parent ends: it writes nothing, so reading returns only then."""
     sys.stdin.buffer.read()
     ended.set()
 
@@ -90,4 +93,4 @@ if __name__ == "__main__":
     ended = threading.Event()
     threading.Thread(target=set_at_end_of_input, args=(ended,), daemon=True).start()
     watch(int(sys.argv[1]), os.open(sys.argv[2], os.O_RDONLY), ended)
-    os._exit(0)  # although the thread reads
+    os._exit(0)  # at once, although the thread may still be reading

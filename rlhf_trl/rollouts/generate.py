@@ -44,8 +44,8 @@ def prompt_texts(
 ) -> list[str]:
     """Return the texts of prompts; the chat template turns conversations into texts.
 
-    It gets `template` for all rows, as in GRPOTrainer, or (None) each row's own `tools` and
-    `chat_template_kwargs`, as in TRL's trainers on data sets.
+    `template` holds the chat template's arguments for all rows, as in GRPOTrainer; None: each row
+    has its own (`template_arguments`), as in TRL's trainers on data sets.
     """
     if not _conversational(rows):
         return [row["prompt"] for row in rows]
@@ -61,7 +61,7 @@ def prompt_texts(
 
 
 def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the chat template gets for a row of its own, as in TRL's trainers on data."""
+    """Return the chat template's arguments for one row: `tools` and `chat_template_kwargs`."""
     tools = row.get("tools")
     tools = json.loads(tools) if isinstance(tools, str) else tools
     return {"tools": tools or None, **(row.get("chat_template_kwargs") or {})}
@@ -74,27 +74,25 @@ def _conversational(rows: Rows) -> bool:
 def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any = None) -> None:
     """Stop before loading the model if a prompt plus its completion cannot fit the context.
 
-    `model` is the `ModelConfig` that names it, and `config` its transformers config; None: look it
-    up.
+    `model` is a `ModelConfig`, and `config` the transformers config of the model that it names;
+    None: look it up.
     """
     if config is None and model.model_name_or_path == UNTRAINED:
         return  # it has no config.json to look up
     config = config or model_config(model, args)
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if limit is None:
-        return
-    if not len(rows):
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if context is None or not len(rows):
         return
     # a chat template writes special tokens itself; to texts, `generate` adds them
     added = 0 if _conversational(rows) else tokenizer.num_special_tokens_to_add()
-    room = limit - args.max_completion_length - added  # tokens that a prompt may have
+    room = context - args.max_completion_length - added  # tokens of a prompt without `added` ones
     template = getattr(args, "chat_template_kwargs", None)
-    longest, longest_text = 0, ""
+    longest, longest_text = 0, ""  # tokens of the longest prompt without `added` ones, and its text
     hide_bar = len(rows) < 50_000
     batch_count = -(-len(rows) // 1000)  # of `_batches`: rounded up
     for batch in tqdm(_batches(rows), "lengths of prompts", batch_count, disable=hide_bar):
         texts = prompt_texts(tokenizer, batch, template)
-        # a token has at least one byte, so a text of few bytes fits and need not be tokenized
+        # a token has at least one byte: a text of at most `room` bytes fits and is not tokenized
         texts = [text for text in texts if len(text.encode()) > room]
         if not texts:
             continue
@@ -103,19 +101,19 @@ def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any
         candidates = [(longest, longest_text), *zip(lengths, texts, strict=True)]
         longest, longest_text = max(candidates)  # by length first
     if longest > room:
+        needed = longest + added + args.max_completion_length
         raise InputError(
             f"the longest prompt has {longest + added} tokens and with max_completion_length "
-            f"{args.max_completion_length} needs {limit - room + longest}, but "
-            f"{model.model_name_or_path!r} has a context of {limit}: it ends in "
-            f"{longest_text[-80:]!r}; shorten one of the two."
+            f"{args.max_completion_length} needs {needed}, but {model.model_name_or_path!r} has a "
+            f"context of {context}: it ends in {longest_text[-80:]!r}; shorten one of the two."
         )
 
 
 def _batches(rows: Any) -> Iterator[list[Mapping[str, Any]]]:
-    """Return rows by the thousand; those of a data set are not read one by one."""
+    """Yield the rows of a list or data set by the thousand."""
     for first in range(0, len(rows), 1000):
         batch = rows[first : first + 1000]
-        if isinstance(batch, dict):
+        if isinstance(batch, dict):  # a slice of a data set is a dict of columns
             batch = [
                 dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)
             ]
@@ -129,18 +127,19 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
 
 
 @contextmanager
-def neutral(model: Any) -> Iterator[None]:
-    """Let nothing of the generation_config that came with a checkpoint shape what is generated.
+def without_generation_config(model: Any) -> Iterator[None]:
+    """Keep the generation_config that came with a checkpoint from changing what is generated.
 
-    `generate` fills whatever its own config leaves open (min_p, num_beams, bad_words_ids, ...) from
-    the model's, and most of these have no value that means "off".
+    transformers' `generate` fills what the config of a call leaves open (min_p, num_beams,
+    bad_words_ids, ...) from the model's, and most of these have no value that means "off".
     """
     owner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's wrapper
-    kept, owner.generation_config = owner.generation_config, GenerationConfig()
+    config_of_checkpoint = owner.generation_config
+    owner.generation_config = GenerationConfig()
     try:
         yield
     finally:
-        owner.generation_config = kept
+        owner.generation_config = config_of_checkpoint
 
 
 @contextmanager
@@ -164,22 +163,22 @@ def generate(
     template: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> list[Completion]:
-    """Return `count` completions of each prompt, those of one prompt in a row.
+    """Return `count` completions of each prompt, prompt by prompt.
 
     The model's generation_config decides nothing but `end_tokens`. The prompts of the rows are
     all conversations or all texts; see `prompt_texts` for the `template`. The `options` are those
     of transformers' `generate`: a `logits_processor`, or a `streamer` of a single completion.
     """
     ends = end_tokens(model, tokenizer)
-    samples = sampling.temperature > 0
+    is_sampled = sampling.temperature > 0
     config = GenerationConfig(
         max_new_tokens=max_new_tokens,
-        do_sample=samples,
+        do_sample=is_sampled,
         num_return_sequences=count,
         eos_token_id=ends,
         pad_token_id=tokenizer.pad_token_id,
         disable_compile=True,  # as GRPOTrainer generates
-        **(sampling._asdict() if samples else {}),
+        **(sampling._asdict() if is_sampled else {}),
     )
     inputs = tokenizer(
         prompt_texts(tokenizer, rows, template),
@@ -188,7 +187,7 @@ def generate(
         padding_side="left",
         add_special_tokens=not _conversational(rows),  # a chat template writes them itself
     )
-    with neutral(model):
+    with without_generation_config(model):
         output = model.generate(
             input_ids=inputs["input_ids"].to(device),
             attention_mask=inputs["attention_mask"].to(device),
@@ -199,7 +198,7 @@ def generate(
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
     is_end = torch.isin(ids, torch.tensor(ends, device=ids.device))
     finished = is_end.any(dim=1).tolist()
-    # count tokens up to the first end; behind it is padding, which may be an end token itself
+    # a length counts the first end token; after it is padding, which may be an end token itself
     ends_before = is_end.cumsum(dim=1) - is_end.long()
     lengths = (ends_before == 0).sum(dim=1).tolist()
     return [

@@ -10,10 +10,11 @@ from typing_extensions import override
 
 
 class OwnDraws(LogitsProcessor):
-    """Leave only the token that an answer's own random number draws, for `generate` to take.
+    """Let each answer draw its next token with random numbers of its own.
 
-    `torch.multinomial` gives the sequences of a batch numbers of one stream, so that an answer
-    depends on how many others are beside it. Here it depends on its seed and on its prompt alone.
+    All other tokens get a logit of -inf, so that `generate` takes the drawn one. By itself it would
+    call `torch.multinomial`, whose one stream of numbers serves the whole batch, so that an answer
+    depends on how many others are beside it. Here it depends on its seed and its prompt alone.
     """
 
     def __init__(self, seeds: Sequence[Sequence[int]], max_new_tokens: int):
@@ -23,10 +24,11 @@ class OwnDraws(LogitsProcessor):
 
     @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the logits (B, V), -inf but for the tokens that are drawn."""
+        """Return the logits (B, V): 0 for each row's drawn token, -inf for all others."""
         numbers = next(self._steps).to(scores.device).unsqueeze(1)
         # float64: in float32, the sums over a large vocabulary would lose its unlikely tokens
         cumulative = scores.double().softmax(-1).cumsum(-1)
-        # the last sum is 1 but for rounding; the first that exceeds the number is its token's
+        # the drawn token is the first whose cumulative probability exceeds the random number; the
+        # last sum, which rounding may leave beside 1, scales the number
         tokens = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)
         return torch.full_like(scores, -torch.inf).scatter(1, tokens, 0.0)

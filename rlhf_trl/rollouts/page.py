@@ -6,23 +6,23 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from math import ceil, isfinite
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.output import RECORD, write_whole
 
-LIMIT = 5_000_000  # bytes of the page for each run; what does not fit is sampled
+LIMIT = 5_000_000  # bytes of the page for each run; if all samples do not fit, some are shown
 GENERATIONS = 60  # as long as more are left, generations are left out before prompts are
-ROW = 60  # bytes that a sample takes beside its completion
+SAMPLE_BYTES = 60  # that a sample takes beside its completion
 
 
 def write_page(runs: Sequence[str | Path], target: str | Path) -> None:
     """Write the page of the runs in these folders."""
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    # nothing in it may end the script element, or begin a comment there
-    content = _dump([_fitting(run) for run in runs]).replace("</", "<\\/").replace("<!", "\\u003c!")
+    content = _dump([_fitting(run) for run in runs])
+    # JSON stands in a script element, which a text in it must not end; nor begin a comment there
+    content = content.replace("</", "<\\/").replace("<!", "\\u003c!")
     try:
         write_whole(target, template.replace("DATA", content, 1))
     except OSError as error:
@@ -32,7 +32,7 @@ def write_page(runs: Sequence[str | Path], target: str | Path) -> None:
 
 
 def _fitting(run: str | Path) -> dict[str, Any]:
-    """Return a run as the page takes it, sampled until it fits."""
+    """Return a run as the page takes it, with as many of its samples as fit into `LIMIT` bytes."""
     path = Path(run, RECORD)
     if not path.is_file():
         raise InputError(f"{run}: there is no {RECORD}; name the folder of a run that generated.")
@@ -45,7 +45,7 @@ def _fitting(run: str | Path) -> dict[str, Any]:
         with closing(sqlite3.connect(uri, uri=True, timeout=60)) as connection:
             content = _read(connection, limit)
             size = len(_dump(content).encode())
-            while limit > ROW and size > LIMIT:
+            while limit > SAMPLE_BYTES and size > LIMIT:  # a smaller limit has no room for a sample
                 # in proportion, and 5 % less, since samples are not all of one size
                 limit = int(0.95 * limit * LIMIT / size)
                 content = _read(connection, limit)
@@ -64,17 +64,18 @@ def _dump(value: Any) -> str:
 def _read(connection: sqlite3.Connection, limit: float) -> dict[str, Any]:
     """Return the prompts, their right answers, and the splits, which share `limit` bytes.
 
-    The smallest split comes first; what it leaves of its share goes to the larger ones.
+    The smallest split is read first: what it does not need of its share goes to the larger ones.
     """
     sizes = connection.execute(
-        f"SELECT split, SUM(LENGTH(CAST(completion AS BLOB)) + {ROW}) FROM rollouts GROUP BY split"
+        f"SELECT split, SUM(LENGTH(CAST(completion AS BLOB)) + {SAMPLE_BYTES}) AS size "
+        "FROM rollouts GROUP BY split ORDER BY size, split"
     ).fetchall()
-    sizes.sort(key=itemgetter(1))
-    prompts: dict[int, int] = {}  # by id, the places in the page; each split adds its own
+    prompts: dict[int, int] = {}  # {id of a prompt: its place in the page}; each split adds some
     splits = {}
-    for place, (split, size) in enumerate(sizes):
-        share = max(limit, 1) / (len(sizes) - place)  # an equal part of what is left
-        splits[split] = _read_split(connection, split, size / share, prompts)
+    for number, (split, size) in enumerate(sizes):
+        splits_left = len(sizes) - number
+        share = max(limit, 1) / splits_left  # at least 1 byte in all, as a divisor must not be 0
+        splits[split] = _read_split(connection, split, excess=size / share, prompts=prompts)
         limit -= min(size, share)
     texts = dict(connection.execute("SELECT id, prompt FROM prompts"))
     answers = _answers(connection)
@@ -86,7 +87,7 @@ def _read(connection: sqlite3.Connection, limit: float) -> dict[str, Any]:
 
 
 def _answers(connection: sqlite3.Connection) -> dict[int, list[str]]:
-    """Return the right answers by prompt; a prompt may stand in several rows of the data."""
+    """Return {id of a prompt: its right answers}; a prompt may be in several rows of the data."""
     answers: dict[int, list[str]] = {}
     table = "SELECT 1 FROM sqlite_master WHERE name = 'answers'"
     if connection.execute(table).fetchone():  # a run without known answers has no such table
@@ -103,8 +104,9 @@ def _read_split(
     Args:
         connection: to the record.
         split: such as "train".
-        excess: how many times the size that there is room for; one in so many samples is shown.
-        prompts: the places of prompts in the page, to which those of the samples are added.
+        excess: the size of all samples, divided by the room for them; about one sample in `excess`
+            is shown.
+        prompts: {id of a prompt: its place in the page}; prompts of shown samples are added.
     """
     of_split = "FROM rollouts WHERE split = ?"
     names = _names(connection, split)
@@ -114,16 +116,17 @@ def _read_split(
         f"{of_split} GROUP BY generation",
         (*(f"$.{json.dumps(name)}" for name in names), split),
     ).fetchall()
-    # a prompt of the first generation, and how many prompts (groups) a generation has at most
-    first_prompt, groups = connection.execute(
-        f"SELECT prompt_id, (SELECT MAX(group_id) + 1 {of_split}) {of_split} ORDER BY generation",
-        (split, split),
+    (groups,) = connection.execute(f"SELECT MAX(group_id) + 1 {of_split}", (split,)).fetchone()
+    (first_prompt,) = connection.execute(
+        f"SELECT prompt_id {of_split} ORDER BY generation", (split,)
     ).fetchone()
     every, prompt_every = _intervals(excess, len(curves), groups)
     shown = []
-    # The last generation is always looked at. Ids of prompts are hashes, so those with the
-    # remainder of `first_prompt` are an even choice, of which the first generation has one.
-    for generation, step in dict.fromkeys(row[:2] for row in (*curves[::every], curves[-1])):
+    generations = [(generation, step) for generation, step, *_ in curves]
+    shown_generations = dict.fromkeys([*generations[::every], generations[-1]])  # each once
+    for generation, step in shown_generations:
+        # Show 1 in `prompt_every` prompts, the same ones in each generation: those whose ids leave
+        # the same remainder as a prompt of the first generation. Ids are evenly spread hashes.
         rows = connection.execute(
             "SELECT group_id, prompt_id, completion, tokens, finished, reward, advantage, rewards "
             f"{of_split} AND generation = ? AND prompt_id % ? = ? ORDER BY sample",
@@ -134,42 +137,49 @@ def _read_split(
             shown.append({"generation": generation, "step": step, "samples": samples})
     return {
         "names": names,
-        "curves": [[_short(value) for value in row] for row in curves],
+        "curves": [[_four_digits(value) for value in row] for row in curves],
         "shown": shown,
         "left_out": [every, prompt_every],
     }
 
 
 def _intervals(excess: float, generations: int, groups: int) -> tuple[int, int]:
-    """Return that one in so many generations is shown, and of it one in so many prompts.
+    """Return `every` and `prompt_every`: show 1 in so many generations, and 1 in so many prompts.
 
-    Generations are left out first, while more than GENERATIONS stay, and then prompts. But where
-    fewer than two prompts of a generation would stay, further generations go instead.
+    Generations are left out first, as long as `GENERATIONS` remain, and then prompts. Where fewer
+    than two prompts of a generation would remain, further generations are left out instead.
 
     Args:
-        excess: the size of all samples, divided by that which there is room for.
+        excess: the size of all samples, divided by the room for them.
         generations: how many there are.
-        groups: prompts of a generation.
+        groups: how many prompts a generation has at most.
     """
-    keeping_generations = min(ceil(excess), generations // GENERATIONS)
-    keeping_two_prompts = ceil(2 * excess / groups)
-    every = max(1, keeping_generations, keeping_two_prompts)
+    leaving_generations = min(ceil(excess), generations // GENERATIONS)
+    leaving_two_prompts = ceil(2 * excess / groups)
+    every = max(1, leaving_generations, leaving_two_prompts)
     return every, max(1, ceil(excess / every))
 
 
 def _sample(row: tuple[Any, ...], names: list[str], prompts: dict[int, int]) -> list[Any]:
-    """Return a sample as the page takes it: with the prompt's place, and its rewards by `names`."""
-    group, prompt, completion, tokens, finished, reward, advantage, rewards = row
+    """Return a sample as the page takes it.
+
+    Args:
+        row: the columns of the record that `_read_split` selects.
+        names: of all rewards, in the order of the page.
+        prompts: {id of a prompt: its place in the page}; the sample's is added if it is new.
+    """
+    group, prompt_id, completion, tokens, finished, reward, advantage, rewards = row
     by_name = json.loads(rewards)
     numbers = [reward, advantage, *(by_name.get(name) for name in names)]
-    place = prompts.setdefault(prompt, len(prompts))
-    return [group, place, completion, tokens, finished, *map(_short, numbers)]
+    place = prompts.setdefault(prompt_id, len(prompts))
+    return [group, place, completion, tokens, finished, *map(_four_digits, numbers)]
 
 
 def _names(connection: sqlite3.Connection, split: str) -> list[str]:
-    """Return the names of all rewards, in order; a resumed run may go on with other ones.
+    """Return the names of all rewards of a split, in order.
 
-    All samples of a generation have the same rewards, so its first one tells.
+    A resumed run may go on with other rewards, so each generation is looked at; all samples of a
+    generation have the same rewards, so its first sample is enough.
     """
     rows = connection.execute(
         "SELECT rewards FROM rollouts WHERE split = ? AND sample = 0 ORDER BY generation", (split,)
@@ -177,8 +187,8 @@ def _names(connection: sqlite3.Connection, split: str) -> list[str]:
     return list(dict.fromkeys(name for (rewards,) in rows for name in json.loads(rewards)))
 
 
-def _short(value: float | None) -> float | None:
-    """Return four digits of a number, which fewer bytes hold."""
+def _four_digits(value: float | None) -> float | None:
+    """Return a number with four digits, to save bytes; a whole one, as it is; not finite: None."""
     if value is None or not isfinite(value):
         return None
     return int(value) if value == int(value) else float(f"{value:.4g}")

@@ -30,8 +30,9 @@ Sampler = Callable[[list[Any], int, str], list[dict[str, Any]]]
 def sampler(model: Any, args: Any, config: Any, record: Record) -> Sampler | None:
     """Return the function that samples answers for a `dataset:` block; None if it reads files.
 
-    It takes rows with questions, the number of answers to each, and their side, "train" or
-    "held-out", and returns an outcome for each answer: see `kept_samples`.
+    The function takes rows with questions, the number of answers to each, and their side, "train"
+    or "held-out". It returns an outcome for each answer, question by question: a dict of the
+    answer, whether it is right and whether it is finished (see `_outcome`).
 
     Args:
         model: the `ModelConfig` to train, whose model answers unless the block names another.
@@ -42,34 +43,35 @@ def sampler(model: Any, args: Any, config: Any, record: Record) -> Sampler | Non
     """
     if isinstance(config, FileData):
         return None
-    other_name = getattr(config, "sampled_from", None)
+    name_in_block = getattr(config, "sampled_from", None)
     answering = copy(model)
-    answering.model_name_or_path = other_name or model.model_name_or_path
+    answering.model_name_or_path = name_in_block or model.model_name_or_path
 
     def sample(rows: list[Any], count: int, side: str) -> list[dict[str, Any]]:
         try:
-            return kept_samples(answering, args, config.seed, record, rows, count, side)
+            return saved_samples(answering, args, config.seed, record, rows, count, side)
         except InputError as error:
-            if not other_name:
+            if not name_in_block:
                 raise
-            # errors of loading name the field of a ModelConfig; the user has written another one
-            named = str(error).replace("model_name_or_path", "dataset.sampled_from", 1)
-            raise InputError(named) from error
+            # errors of loading name the field of a ModelConfig; the user wrote the block's field
+            sentence = str(error).replace("model_name_or_path", "dataset.sampled_from", 1)
+            raise InputError(sentence) from error
 
     return sample
 
 
-def kept_samples(
+def saved_samples(
     model: Any, args: Any, seed: int, record: Record, rows: list[Any], count: int, side: str
 ) -> list[dict[str, Any]]:
-    """Return outcomes of rows, from `<output_dir>/samples-<side>.jsonl`; sample them if need be.
+    """Return `count` outcomes of each row, in order: dicts as `_outcome` returns them.
 
-    A resumed run finds the file, and it can be the `dataset.path` of an outcome reward model. The
-    answers are recorded, too, as `data-<side>`.
+    They are read from `<output_dir>/samples-<side>.jsonl`, which is written first if it is not
+    there; then the answers are recorded, too, as the split `data-<side>`. So a resumed run does not
+    sample again, and the file can be the `dataset.path` of an outcome reward model.
 
     Args:
         model: the `ModelConfig` of the model that answers.
-        args: of the run.
+        args: the config of the trainer.
         seed: of the samples.
         record: the `rollouts:` block, or "off".
         rows: the questions.
@@ -84,8 +86,8 @@ def kept_samples(
     name = model.model_name_or_path
     origin = {"sampled_from": name, "max_completion_length": longest}  # in each line of the file
 
-    def make() -> list[Any]:
-        """Sample, and return the lines of the file."""
+    def make_lines() -> list[Any]:
+        """Sample, and return the lines of the file: outcomes with their origin."""
         answers = sample_completions(model, args, rows, count, seed, Sampling())
         outcomes = [
             _outcome(row, completion)
@@ -96,27 +98,23 @@ def kept_samples(
             _record_samples(args.output_dir, record, side, rows, answers, outcomes, count)
         return [{**outcome, **origin} for outcome in outcomes]
 
-    expected = [(row["question"], origin) for row in rows for _ in range(count)]
-    outcomes = kept(path, make)  # with an origin each, which `_take_origins` removes
-    if _take_origins(outcomes, [*origin]) != expected:
+    lines = read_or_make(path, make_lines)
+    questions_and_origins = [(row["question"], origin) for row in rows for _ in range(count)]
+    if _questions_and_origins(lines, origin_keys=[*origin]) != questions_and_origins:
         raise InputError(
             f"output_dir: {path} does not hold {count} answers to each of the {len(rows)} {side} "
             f"questions, of at most {longest} tokens and by {name}; go elsewhere with --output_dir."
         )
-    return outcomes
+    return [{key: line[key] for key in line if key not in origin} for line in lines]
 
 
-def _take_origins(outcomes: list[Any], keys: list[str]) -> list[tuple[Any, Any]] | None:
-    """Take the origin, with these keys, out of each line; return questions and origins in pairs.
-
-    Lines that no run has written, such as those of another kind of file, are None.
-    """
+def _questions_and_origins(
+    lines: list[Any], origin_keys: list[str]
+) -> list[tuple[str, dict[str, Any]]] | None:
+    """Return the question and the origin of each line; None if no run has written these lines."""
     try:
-        origins = [{key: outcome.pop(key) for key in keys} for outcome in outcomes]
-        return [
-            (outcome["question"], origin) for outcome, origin in zip(outcomes, origins, strict=True)
-        ]
-    except (KeyError, TypeError, AttributeError):
+        return [(line["question"], {key: line[key] for key in origin_keys}) for line in lines]
+    except (KeyError, TypeError):
         return None
 
 
@@ -131,47 +129,58 @@ def _record_samples(
 ) -> None:
     """Record sampled answers, `count` of each row, with whether they are right."""
     right_answers = ((row["prompt"], str(row["answer"])) for row in rows)
+    is_right = {"exact_match": [outcome["label"] for outcome in outcomes]}
     samples = []
     for row, completions in zip(rows, answers, strict=True):
         for text, finished, ids in completions:
-            reward = None  # no reward function is called; `is_right` below says what they are worth
+            reward = None  # no reward function is called: `is_right` tells what an answer is worth
             samples.append((row["prompt"], text, len(ids), finished, reward))
-    # the facts of the run come when it trains
+    # the facts of the run are written when it begins to train
     store = Store(folder, record, facts={}, answers=right_answers)
-    is_right = {"exact_match": [outcome["label"] for outcome in outcomes]}
     generation = 0  # the only one of this split
     step_and_epoch = (0, 0.0)  # before training
-    store.write(f"data-{side}", generation, step_and_epoch, samples, is_right, size=count)
+    store.write(
+        f"data-{side}", generation, step_and_epoch, samples, is_right, samples_per_prompt=count
+    )
     store.flush()
     store.close()
 
 
-def _outcome(row: dict[str, Any], one: Any) -> dict[str, Any]:
+def _outcome(row: dict[str, Any], completion: Completion) -> dict[str, Any]:
+    """Return an answer to a row as an example of outcome data: with `label` and `finished`."""
     return {
         "prompt": row["prompt"],
-        "completion": [{"role": "assistant", "content": one.text}],
-        "label": same_answer(one.text, row["answer"], row["task"]),
-        "finished": one.finished,
+        "completion": [{"role": "assistant", "content": completion.text}],
+        "label": same_answer(completion.text, row["answer"], row["task"]),
+        "finished": completion.finished,
         **{name: row[name] for name in GYM_COLUMNS},
     }
 
 
 def sample_completions(
-    model: Any, args: Any, rows: Any, count: int, seed: int, sampling: Sampling, dealt: bool = False
+    model: Any,
+    args: Any,
+    rows: Any,
+    count: int,
+    seed: int,
+    sampling: Sampling,
+    share_batches: bool = False,
 ) -> list[list[Completion]]:
-    """Sample `count` completions of each row, the same ones on any number of processes.
+    """Return `count` sampled completions of each row, on every process.
 
-    Every process has a whole model, under ZeRO-3 too, and samples all completions: if one sampled
-    for all, the others could wait until the launch times out. With `dealt`, the processes share the
-    batches, and each batch has a seed of its own, whoever samples it. The caller's random state is
-    left alone.
+    Without `share_batches`, every process samples all completions, the same ones, with a whole
+    model, under ZeRO-3, too: if one process sampled for all, the others could wait until the launch
+    times out. With `share_batches`, each process samples some of the batches, each with a seed of
+    its own, so that the number of processes does not matter. The caller's random state is left
+    alone.
     """
     tokenizer = load_tokenizer(model, args)
     check_prompts(rows, tokenizer, model, args)
     policy = load_policy(model, args)
 
     def answer(batch: list[dict[str, Any]], first: int) -> list[list[Completion]]:
-        if dealt:  # by the place of the batch, which any process may have
+        """Return the completions of each row of a batch, whose first row is number `first`."""
+        if share_batches:
             torch.manual_seed(seed + first)
         answers = generate(
             policy,
@@ -186,33 +195,46 @@ def sample_completions(
 
     # around `generate`, too: under ZeRO-3, transformers would let it wait for other processes
     with whole_weights(args), seeded(seed, args.device):
-        return in_batches(answer, args, rows, count, dealt)
+        return in_batches(answer, args, rows, count, share_batches)
 
 
 def in_batches(
-    answer: Callable[..., list[Any]], args: Any, rows: Any, count: int, dealt: bool = True
+    function: Callable[[list[Any], int], list[Any]],
+    args: Any,
+    rows: Any,
+    count: int,
+    share_batches: bool = True,
 ) -> list[Any]:
-    """Return what a function makes of each row, in order; it takes a batch and its first place.
+    """Return a value for each row, in order, computed batch by batch.
 
-    A batch has so many rows, of a list or data set, that `count` completions of each come to
-    `per_device_eval_batch_size`. The processes share the batches if `dealt`; all get all values.
+    Args:
+        function: takes a batch of rows and the number of its first row, and returns a value for
+            each row of the batch.
+        args: the config of the trainer. A batch has at most `per_device_eval_batch_size`
+            completions.
+        rows: a list or data set.
+        count: completions of each row.
+        share_batches: whether each process computes only some batches; all get all values.
     """
     size = max(1, args.per_device_eval_batch_size // count)
     starts = range(0, len(rows), size)
-    if dealt:
-        starts = starts[args.process_index :: args.world_size]  # one in so many
-    by_place: list[tuple[int, Any]] = []
+    if share_batches:
+        starts = starts[args.process_index :: args.world_size]
+    numbered_values: list[tuple[int, Any]] = []
     for start in starts:
-        places = range(start, min(start + size, len(rows)))
-        values = answer([rows[place] for place in places], start)
-        by_place += zip(places, values, strict=True)
-    if dealt:
-        by_place = gather_object(by_place)
-    return [value for _, value in sorted(by_place, key=itemgetter(0))]
+        numbers = range(start, min(start + size, len(rows)))
+        values = function([rows[number] for number in numbers], start)
+        numbered_values += zip(numbers, values, strict=True)
+    if share_batches:
+        numbered_values = gather_object(numbered_values)
+    return [value for _, value in sorted(numbered_values, key=itemgetter(0))]
 
 
-def kept(path: Path, make: Callable[[], list[Any]]) -> list[Any]:
-    """Return the lines of a JSON file, none if it is broken; all processes make it if need be."""
+def read_or_make(path: Path, make: Callable[[], list[Any]]) -> list[Any]:
+    """Return the lines of a JSON file; if it is not there, all processes `make` them, one writes.
+
+    A file that is broken has no lines.
+    """
     (is_there,) = broadcast_object_list([path.exists()])  # as the main process sees it
     if not is_there:
         lines = make()
@@ -221,14 +243,14 @@ def kept(path: Path, make: Callable[[], list[Any]]) -> list[Any]:
         wait_for_everyone()
     try:
         return read_lines(path)
-    except ValueError:  # not as it was written
+    except ValueError:  # somebody has changed the file
         return []
 
 
 def fingerprint(name: str, revision: str | None = None, with_base: bool = True) -> str:
     """Return what tells a model from others: a hash of its files, or its name on the hub.
 
-    An adapter's is that of its base, too, unless `with_base` is False.
+    The hash of an adapter covers its base, too, unless `with_base` is False.
     """
     folder = Path(checkpoint_path() if name == EMBEDDED else name)
     if not folder.is_dir():

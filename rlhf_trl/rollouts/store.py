@@ -47,10 +47,12 @@ Job = Callable[[sqlite3.Connection], object]
 class Store:
     """Writes a run's rollouts, a transaction for each generation, in a thread of its own.
 
-    Only that thread ever touches the connection; it starts, and the file appears, with the first
-    thing to do. A full queue blocks. What goes wrong is raised by the next call. What is queued is
-    still written when the process ends, unless it is killed. The table `run` tells the `facts`,
-    and `answers` the right answers to prompts, asked or not; they are read when the file is opened.
+    Only that thread ever touches the connection; the first thing to write starts the thread and
+    creates the file. A full queue blocks. An error is raised by the next call. What is queued is
+    still written when the process ends, unless it is killed.
+
+    The `facts` about the run go to the table `run`, and `answers`, pairs of a prompt and a right
+    answer to it, to a table of that name; both are read when the file is opened.
     """
 
     def __init__(
@@ -67,8 +69,8 @@ class Store:
         self._jobs: queue.Queue[Job | None] = queue.Queue(16)  # None ends the thread
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
-        # Generations of training are kept whose number is a multiple of this. `_thin` doubles it;
-        # 0: nothing more is kept, not even of evaluations.
+        # Record the generations of training whose number is a multiple of this. `_thin` doubles it,
+        # or sets it to 0: recording has ended, of evaluations, too.
         self._interval = config.every
 
     def write(
@@ -79,28 +81,32 @@ class Store:
         samples: Sequence[tuple[Any, ...]],
         rewards: Mapping[str, Sequence[float | None]],
         advantages: Sequence[float] | None = None,
-        size: int = 1,
+        samples_per_prompt: int = 1,
     ) -> None:
-        """Record a generation, in place of what stood under its split and number.
+        """Record a generation; what was recorded under its split and number is replaced.
 
         Args:
             split: such as "train".
             generation: its number.
-            when: the steps and epochs before it.
-            samples: prompt and completion (texts or conversations), tokens, whether the model ended
-                it, and the weighted sum of its rewards, or None.
-            rewards: by name, those of each sample, also those with penalties; None or NaN where a
-                reward does not apply.
-            advantages: of each sample, if there are any.
-            size: samples of each prompt, which stand in a row.
+            when: the steps and epochs before the generation.
+            samples: of each sample, prompt by prompt: the prompt and the completion (texts or
+                conversations), its number of tokens, whether the model ended it, and the weighted
+                sum of its rewards or None.
+            rewards: {name of a reward: its values, one for each sample}, penalties included; a
+                value is None or NaN where the reward does not apply.
+            advantages: one for each sample, if there are any.
+            samples_per_prompt: how many neighboring samples have the same prompt.
         """
 
         steps_before, epochs_before = when
 
         def job(connection: sqlite3.Connection) -> None:
             """Insert the samples, in the thread that holds the connection."""
-            # of evaluations all are kept, until nothing more is (an interval of 0)
-            if not self._interval or (split.startswith("train") and generation % self._interval):
+            if not self._interval:  # recording has ended
+                return
+            if (
+                split.startswith("train") and generation % self._interval
+            ):  # evaluations are all kept
                 return
             prompts: dict[int, str] = {}
             rows = []
@@ -115,7 +121,7 @@ class Store:
                     "sample": number,
                     "step": steps_before,
                     "epoch": epochs_before,
-                    "group_id": number // size,
+                    "group_id": number // samples_per_prompt,
                     "prompt_id": prompt_id,
                     "completion": _text(completion),
                     "tokens": tokens,
@@ -134,10 +140,13 @@ class Store:
         self._put(job)
 
     def rewind(self, step: int, generation: int) -> None:
-        """Delete what was recorded after a checkpoint: training by generation, the rest by step."""
+        """Delete what was recorded after a checkpoint at `step`.
+
+        Of training that is `generation` and all later ones, and of other splits all later steps.
+        """
         if self.path.exists():
-            behind = "CASE WHEN split LIKE 'train%' THEN generation >= ? ELSE step > ? END"
-            self._put(lambda connection: _delete(connection, behind, generation, step))
+            later = "CASE WHEN split LIKE 'train%' THEN generation >= ? ELSE step > ? END"
+            self._put(lambda connection: _delete(connection, later, generation, step))
             self.flush()
 
     def flush(self) -> None:
@@ -170,7 +179,7 @@ class Store:
             ) from self._error
 
     def _work(self) -> None:
-        """Do the jobs of the queue until None comes, each in a transaction; this is the thread."""
+        """Do the jobs of the queue, each in a transaction, until None comes: the thread's work."""
         connection = None
         while (job := self._jobs.get()) is not None:
             try:
@@ -194,15 +203,15 @@ class Store:
                 connection.executescript(ANSWERS)
                 connection.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?)", answers)
             thinned = connection.execute("SELECT value FROM run WHERE key = 'thinned'").fetchone()
-        if thinned:  # before it was resumed, the run had reached the cap: keep as few generations
+        if thinned:  # the run had reached the cap before it was resumed: stay as sparse (`_thin`)
             self._interval *= int(thinned[0])
         return connection
 
     def _thin(self, connection: sqlite3.Connection) -> None:
-        """Delete every other kept generation of training, until the file fits the cap.
+        """Delete every other recorded generation of training, until the file fits the cap.
 
-        Where none is left to delete, nothing more is recorded. `thinned` tells a resumed run by
-        which factor generations have become rarer.
+        Each pass doubles the interval. Where it leaves nothing to delete, recording ends. The fact
+        `thinned` tells a resumed run how often the interval of the config fits into this one.
         """
         # what is deleted leaves free pages in the file, which are used again and do not count
         used_bytes = (
@@ -214,18 +223,21 @@ class Store:
             self._interval *= 2
             if _delete(connection, "split LIKE 'train%' AND generation % ?", self._interval):
                 _write_facts(connection, {"thinned": self._interval // self._config.every})
+                what_it_keeps = f"1 in {self._interval} generations of training"
             else:
                 self._interval = 0
-            kept = "nothing more"
-            if self._interval:
-                kept = f"1 in {self._interval} generations of training"
-            print(f"{self.path} has reached {self._config.cap} GB: it keeps {kept}", flush=True)
+                what_it_keeps = "nothing more"
+            print(
+                f"{self.path} has reached {self._config.cap} GB: it keeps {what_it_keeps}",
+                flush=True,
+            )
 
 
 def connect(path: Path, **options: Any) -> sqlite3.Connection:
-    """Open a database of short transactions; the options are those of sqlite3.
+    """Open a database for short transactions; the options are those of sqlite3.
 
-    WAL lets readers in while one writes, but needs memory that network mounts do not share.
+    The journal WAL lets others read while one process writes, but needs shared memory, which a
+    network mount does not have.
     """
     connection = sqlite3.connect(path, timeout=60, **options)
     journal = "DELETE" if _file_system(path).startswith(REMOTE) else "WAL"
@@ -235,7 +247,7 @@ def connect(path: Path, **options: Any) -> sqlite3.Connection:
             connection.execute(f"PRAGMA journal_mode = {journal}")
             break
         except sqlite3.OperationalError as error:
-            # changing the journal does not wait for another process that does so, too
+            # sqlite3's timeout does not apply while another process changes the journal, too
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
@@ -255,7 +267,7 @@ def _file_system(path: Path) -> str:
 
 
 def right_answers(*sides: Any) -> Iterator[tuple[Any, str]]:
-    """Yield prompt and right answer of all rows that have both."""
+    """Yield the prompt and the right answer of each row that has both; a side may be None."""
     for rows in sides:
         if not rows or not {"prompt", "answer"} <= rows[0].keys():
             continue
@@ -265,15 +277,15 @@ def right_answers(*sides: Any) -> Iterator[tuple[Any, str]]:
 
 
 def trained_with(path: str | Path, text: str) -> bool:
-    """Return whether a recorded completion of training holds `text`; of no record: True."""
+    """Return whether a recorded completion of training contains `text`; without a record, True."""
     if not Path(path).is_file():
         return True
     with closing(sqlite3.connect(path)) as connection:
         condition = "split LIKE 'train%' AND instr(completion, ?)"
-        (holds,) = connection.execute(
+        (is_there,) = connection.execute(
             f"SELECT EXISTS (SELECT 1 FROM rollouts WHERE {condition})", (text,)
         ).fetchone()
-    return bool(holds)
+    return bool(is_there)
 
 
 def _key(prompt: str) -> int:
@@ -287,14 +299,14 @@ def _finite(value: float | None) -> float | None:
 
 
 def _text(value: Any) -> str:
-    """Return a text, also of a single message; other conversations as JSON."""
+    """Return a text as it is, a single message as its text, and other conversations as JSON."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0].get("content"), str):
         value = value[0]["content"]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _write_facts(connection: sqlite3.Connection, facts: Mapping[str, Any]) -> None:
-    """Write what is known of the run into its table, texts as they are and the rest as JSON."""
+    """Write facts into the table `run`: texts as they are, other values as JSON."""
     rows = []
     for key, value in facts.items():
         rows.append((key, value if isinstance(value, str) else json.dumps(value, default=str)))
@@ -302,7 +314,7 @@ def _write_facts(connection: sqlite3.Connection, facts: Mapping[str, Any]) -> No
 
 
 def _delete(connection: sqlite3.Connection, condition: str, *values: int | str) -> int:
-    """Delete rollouts, and prompts that have none left; return how many rollouts."""
+    """Delete rollouts, and prompts without any left; return how many rollouts were deleted."""
     deleted = connection.execute(f"DELETE FROM rollouts WHERE {condition}", values).rowcount
     if deleted:
         connection.execute("DELETE FROM prompts WHERE id NOT IN (SELECT prompt_id FROM rollouts)")

@@ -10,7 +10,7 @@ from rlhf_trl.data.examples import Examples
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.answer_kl import kl_of_answers
 from rlhf_trl.evaluation.answers_markdown import as_markdown
-from rlhf_trl.evaluation.held_out import Score, Scores, shown
+from rlhf_trl.evaluation.held_out import Score, Scores, answer_lines
 from rlhf_trl.evaluation.probes import (
     Probe,
     passes,
@@ -298,7 +298,7 @@ def _answer(
             results.weights[model.word] = weights
         results.scores[model.word] = scores
         results.samples[model.word] = samples_by_row
-        results.texts[model.word] = shown(run.rows, greedy, first_sample)
+        results.texts[model.word] = answer_lines(run.rows, greedy, first_sample)
         del policy  # before the next one is loaded
     return results
 

@@ -91,8 +91,8 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
         return []
     rewards = []
     if own.reward_funcs or not own.reward_model:  # without either, `load_rewards` raises
-        judge = own.llm_judge, args.output_dir  # its settings, and the run's folder
-        rewards += load_rewards(own.reward_funcs, data.tasks, data.train.column_names, judge)
+        columns, folder = data.train.column_names, args.output_dir
+        rewards += load_rewards(own.reward_funcs, data.tasks, columns, own.llm_judge, folder)
         check_right_answers(own.reward_funcs, data.train, data.held_out)
         if not own.reward_model:  # a reward model would reward every row
             check_all_rewarded(own.reward_funcs, data.train)

@@ -43,7 +43,7 @@ def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -
 def prepare_preferences(
     own: Any, args: Any, model: Any, unpaired: bool = False
 ) -> tuple[Examples, Any]:
-    """Return the examples of a run, which may be made of `kept_samples`, and the tokenizer."""
+    """Return the examples of a run, which may be made of `saved_samples`, and the tokenizer."""
     sample = score = None
     if not isinstance(own.dataset, FileData):  # the rows of a file need not be sampled
         from rlhf_trl.rollouts.sampling import sampler

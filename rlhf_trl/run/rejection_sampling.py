@@ -20,7 +20,7 @@ from rlhf_trl.data.examples import Examples
 from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.data.reached import reached
 from rlhf_trl.errors import InputError
-from rlhf_trl.evaluation.called import called
+from rlhf_trl.evaluation.function_scores import function_scores
 from rlhf_trl.models import load_tokenizer
 from rlhf_trl.output import write_json
 from rlhf_trl.reward_models.metrics import coverage, ranking_metrics
@@ -35,7 +35,7 @@ from rlhf_trl.rewards.loading import (
 )
 from rlhf_trl.rewards.verifiers import VERIFIERS
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, prompt_texts
-from rlhf_trl.rollouts.sampling import fingerprint, in_batches, kept, sample_completions
+from rlhf_trl.rollouts.sampling import fingerprint, in_batches, read_or_make, sample_completions
 from rlhf_trl.run import train
 from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.config_files import read_config
@@ -236,15 +236,15 @@ def roll_out(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any) -> tuple[
 
     def kept_lines(path: Path, make: Callable[[], list[Any]]) -> list[Any]:
         """Return a line for each row, from the file if it is there, else made and kept in it."""
-        lines = kept(path, make)
+        lines = read_or_make(path, make)
         if len(lines) != len(rows):
             raise InputError(f"answers: {path} does not hold {len(rows)} lines of JSON; remove it.")
         return lines
 
     def sample() -> list[Any]:
         """Return the answers to each row, as `Completion`s."""
-        # dealt: the processes share the rows, as `in_batches` does below
-        return sample_completions(model, args, rows, count, args.seed, sampling, dealt=True)
+        # the processes share the rows, as `in_batches` does below
+        return sample_completions(model, args, rows, count, args.seed, sampling, share_batches=True)
 
     answers_path = _answers_path(loaded, rows, sampling)
     answers = []
@@ -268,7 +268,9 @@ def roll_out(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any) -> tuple[
     if correctness is None:
         return Rollouts(rows, answers, rewards, labels=None), None
     # not kept in a file, and quickly done: every process computes all, so that nothing is gathered
-    right = in_batches(partial(_rewards, [correctness], answers), args, rows, count, dealt=False)
+    right = in_batches(
+        partial(_rewards, [correctness], answers), args, rows, count, share_batches=False
+    )
     labels = [[value == 1 for value in row] for row in right]
     return Rollouts(rows, answers, rewards, labels), correctness
 
@@ -280,8 +282,8 @@ def _reward_functions(own: Any, data: Examples, folder: str) -> list[Any]:
     """
     if own.reward_model and not own.reward_funcs:
         return []
-    judge = own.llm_judge, folder
-    functions = load_rewards(own.reward_funcs, data.tasks, data.train.column_names, judge)
+    columns = data.train.column_names
+    functions = load_rewards(own.reward_funcs, data.tasks, columns, own.llm_judge, folder)
     check_right_answers(own.reward_funcs, data.train, data.held_out)
     if not own.reward_model:  # it would reward every row
         check_all_rewarded(own.reward_funcs, data.train)
@@ -424,8 +426,8 @@ def _rewards(
         for completion in prompt_answers
     ]
     rows = [row for row in batch for _ in range(count)]  # that of each completion
-    # `called` scores by the names of functions; here numbers do, as nobody reads the names
-    scores_by_number = called(dict(enumerate(functions)), rows, completions)
+    # functions are scored by name; here numbers do, as nobody reads the names
+    scores_by_number = function_scores(dict(enumerate(functions)), rows, completions)
     # by function, a value for each completion, None where the function does not apply
     by_function = scores_by_number.values()
     totals = []

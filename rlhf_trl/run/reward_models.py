@@ -9,7 +9,7 @@ from rlhf_trl.data.examples import Examples
 from rlhf_trl.data.judgment_blocks import OutcomeData, ProcessData
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import UNTRAINED, load_tokenizer
-from rlhf_trl.reward_models.reader import good, judged_class
+from rlhf_trl.reward_models.reader import judged_class, probability_of_good
 from rlhf_trl.reward_models.report import draw_reward_report, write_candidates
 from rlhf_trl.rollouts.sampling import sampler
 from rlhf_trl.run import train
@@ -49,7 +49,7 @@ def train_reward_model(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
 
 
 def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[Examples, Any]:
-    """Return the examples of a run, which may be made of `kept_samples`, and the tokenizer."""
+    """Return the examples of a run, which may be made of `saved_samples`, and the tokenizer."""
     load, arguments = loader_of(own, sampler(model, args, own.dataset, own.rollouts))
     data = train.read(args, load, *arguments)
     return data, load_tokenizer(model, args, data.conversational)
@@ -92,7 +92,7 @@ def write_scores(trainer: Any, folder: Path, title: str) -> None:
         scores_of_worst = [answer_scores[-1] for answer_scores in judged_rows]
         panels["pairs"] = (scores_of_best, scores_of_worst)
     elif reader.algorithm == "prm" and any(labels for _, labels in judged_rows):  # there are steps
-        probabilities = [good(logits).tolist() for logits, _ in judged_rows]  # of a good step
+        probabilities = [probability_of_good(logits).tolist() for logits, _ in judged_rows]
         predicted = [judged_class(logits) for logits, _ in judged_rows]
         labeled = [trainer.meaning(labels) for _, labels in judged_rows]
         panels["steps"] = (probabilities, predicted, labeled)

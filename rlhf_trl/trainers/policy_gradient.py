@@ -20,7 +20,7 @@ from rlhf_trl.evaluation.rewarded import RewardedAnswers
 from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
 from rlhf_trl.losses.calling import look_up
 from rlhf_trl.rewards.finished import with_finished
-from rlhf_trl.rollouts.generate import neutral
+from rlhf_trl.rollouts.generate import without_generation_config
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
 from rlhf_trl.trainers.on_trl import Batch, OnTRL, Safeguards, with_signature_of
 
@@ -165,7 +165,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
     def _generate_single_turn(self, *args, **kwargs):
         if self._stock:
             return super()._generate_single_turn(*args, **kwargs)
-        with neutral(self.accelerator.unwrap_model(self.model)):
+        with without_generation_config(self.accelerator.unwrap_model(self.model)):
             return super()._generate_single_turn(*args, **kwargs)
 
     # Extends GRPOTrainer._calculate_rewards, which trains on 0 where no reward applies: notes which

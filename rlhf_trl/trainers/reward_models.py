@@ -20,7 +20,7 @@ from rlhf_trl.evaluation.candidates import RanksCandidates
 from rlhf_trl.evaluation.over_examples import OverExamples
 from rlhf_trl.losses import scores_loss
 from rlhf_trl.reward_models import metrics
-from rlhf_trl.reward_models.classifiers import check_classifier, loading_of, token_classifier
+from rlhf_trl.reward_models.classifiers import check_classifier, loading_options, token_classifier
 from rlhf_trl.reward_models.reader import (
     CLASSES,
     Encoded,
@@ -173,7 +173,7 @@ class BookRewardTrainer(_OnRewardTrainer):
     def __init__(self, model: Any, args: Any = None, **kwargs: Any):
         args = self._take(args, model)
         self._ranked = self.reader.algorithm == "kwise"
-        self.lists_in_a_row = self._ranked  # for OverExamples; of pairs, all chosen come first
+        self.rows_are_neighbors = self._ranked  # for OverExamples; of pairs, all chosen come first
         if self._stock:
             self._reads_last = False
             super().__init__(model, args=args, **kwargs)
@@ -301,7 +301,7 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
         meanwhile: dict[str, Any] = {}  # what the config holds while RewardTrainer is made
         if isinstance(model, str):
             bias = num_labels > 1 if args.head_bias is None else args.head_bias
-            options = loading_of(args)
+            options = loading_options(args)
             if (quantization := kwargs.pop("quantization_config", None)) is not None:
                 options["quantization_config"] = quantization
             torch.manual_seed(args.seed)  # the head starts at random

@@ -12,28 +12,32 @@ from rlhf_trl.rewards.finished import with_finished
 from rlhf_trl.rollouts.generate import Completions, Rows
 
 
-def called(functions: Mapping[str, Callable[..., Any]], rows: Rows, answers: Completions) -> Scores:
-    """Score answers to rows with functions, by name, that take what TRL gives reward functions."""
-    completions: list[Any] = [one.text for one in answers]
-    if not isinstance(rows[0]["prompt"], str):
+def function_scores(
+    functions: Mapping[str, Callable[..., Any]], rows: Rows, answers: Completions
+) -> Scores:
+    """Return the scores that reward functions, by name, give the answers to rows.
+
+    The functions get the arguments that TRL's trainers would give them.
+    """
+    completions: list[Any] = [answer.text for answer in answers]
+    if not isinstance(rows[0]["prompt"], str):  # prompts are conversations
         completions = [[{"role": "assistant", "content": text}] for text in completions]
 
     def log_nothing(*_: Any) -> None:
-        """Stand for the functions that TRL gives to reward functions to log with."""
+        """Stand in for the functions with which a reward function logs in TRL's trainers."""
 
     arguments = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
     arguments |= {
         "prompts": [row["prompt"] for row in rows],
         "completions": completions,
-        "completion_ids": [list(one.ids) for one in answers],
+        "completion_ids": [list(answer.ids) for answer in answers],
         "trainer_state": TrainerState(),  # of step 0, since nothing is trained
         "log_extra": log_nothing,
         "log_metric": log_nothing,
     }
-    finished = [one.finished for one in answers]
+    finished = [answer.finished for answer in answers]
     scores: Scores = {}
     for name, function in functions.items():
-        # a function that asks for it is told which answers the model ended
         result = with_finished(function, lambda: finished)(**arguments)
         scores[name] = asyncio.run(result) if inspect.iscoroutine(result) else result
     return scores
