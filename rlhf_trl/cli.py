@@ -673,6 +673,7 @@ def _check_launch(args: argparse.Namespace) -> None:
     def check() -> None:
         if world_size() == 1:
             raise InputError("nothing to compare; launch with --num_processes 2 or more.")
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what TRL sets
         load_quietly()
         from rlhf_trl.compare.check_launch import check_launch
 

@@ -27,6 +27,7 @@ from rlhf_trl.run import launch
 from rlhf_trl.run.config_files import read_command_line, read_config
 from rlhf_trl.run.stages import STAGES, stage_of_config
 
+LAUNCHED, REFERENCE = "launched.pt", "reference.pt"
 OF_LAUNCHERS = ("LOCAL_", "GROUP_", "ROLE_", "MASTER_", "ACCELERATE_", "TORCHELASTIC_")
 """What names of variables begin with that would make the reference one of the launch's ranks."""
 
@@ -99,10 +100,11 @@ def check_launch(config: str, words: Sequence[str], limit: float) -> None:
     with tempfile.TemporaryDirectory(prefix="rlhf_trl-launch-") as name:
         folder = Path(name)
         subject, note = read_subject(["--config", config, *words], folder / "model")
-        reports = run_cells([Cell(subject, str(folder / "model"))], folder, limit)
-    if reports is None:
-        return
-    (report,) = reports
+        cell = Cell(subject, str(folder / "model"))
+        train_cells([cell], folder, limit)
+        if os.environ["RANK"] != "0":
+            return
+        (report,) = judge_cells([cell], folder, limit)
     print(f"check-launch: {config}; {note}\n{report.text}", flush=True)
     if not report.is_same:
         raise InputError(
@@ -161,31 +163,43 @@ def check_deepspeed_can_build(given: Any) -> None:
         )
 
 
-def run_cells(cells: Sequence[Cell], folder: Path, limit: float) -> list[Report] | None:
-    """Train cells on all ranks of this launch; return their reports in the first one.
+def train_cells(cells: Sequence[Cell], folder: Path, limit: float) -> None:
+    """Train cells on all ranks of this launch.
 
     Args:
-        cells: what to train.
+        cells: what to train; they keep what came of it.
         folder: of this process, for files.
-        limit: seconds after which a training, or the reference, hangs.
+        limit: seconds after which a training hangs.
     """
     rank, processes = int(os.environ["RANK"]), launch.world_size()
     for number, cell in enumerate(tqdm(cells, "trainings", disable=rank > 0 or len(cells) == 1)):
-        cell_folder = folder / f"cell-{number}"
-        cell_folder.mkdir()
+        cell_folder = folder / f"launched-{number}"
+        cell_folder.mkdir(parents=True)
         with watched(limit, rank, processes):
             cell.train(cell_folder, processes)
-    if rank > 0:
-        return None
-    torch.save([*cells], folder / "launched.pt")
-    run_reference(folder, limit * len(cells))
-    references = torch.load(folder / "reference.pt", weights_only=False)
-    return [judge(*pair) for pair in zip(cells, references, strict=True)]
 
 
-def run_reference(folder: Path, limit: float) -> None:
-    """Train the references of the cells in `folder` in processes that no launcher knows of."""
-    cells: list[Cell] = torch.load(folder / "launched.pt", weights_only=False)
+def judge_cells(cells: Sequence[Cell], folder: Path, limit: float) -> list[Report]:
+    """Train the references of cells, in the first process of a launch, and return its reports.
+
+    A reference may take `limit` seconds for each cell.
+    """
+    counts = [cell.subject.reference_processes for cell in cells]
+    references: dict[int, Cell] = {}
+    for processes in sorted({*counts}):
+        numbers = [number for number, count in enumerate(counts) if count == processes]
+        trained = train_references([cells[number] for number in numbers], folder, limit, processes)
+        references |= dict(zip(numbers, trained, strict=True))
+    return [judge(cell, references[number]) for number, cell in enumerate(cells)]
+
+
+def train_references(
+    cells: Sequence[Cell], folder: Path, limit: float, processes: int
+) -> list[Cell]:
+    """Train the references of cells in processes that no launcher of this one knows of."""
+    folder = folder / f"reference-{processes}"
+    folder.mkdir()
+    torch.save([*cells], folder / LAUNCHED)
     names = {"RANK", "WORLD_SIZE"}
     environment = {
         name: value
@@ -194,34 +208,28 @@ def run_reference(folder: Path, limit: float) -> None:
     }
     package = str(Path(__file__).parents[2])
     environment["PYTHONPATH"] = os.pathsep.join([package, environment.get("PYTHONPATH", "")])
-    processes = reference_processes(cells)
     words = [sys.executable]
     if processes > 1:
         words += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     elif torch.cuda.is_available():  # several would be one process's DataParallel
-        environment["CUDA_VISIBLE_DEVICES"] = environment.get("CUDA_VISIBLE_DEVICES", "0")[:1]
+        visible = environment.get("CUDA_VISIBLE_DEVICES", "0")
+        environment["CUDA_VISIBLE_DEVICES"] = visible.partition(",")[0]
     words += ["-m", "rlhf_trl.compare.check_launch", str(folder)]
-    try:
-        done = subprocess.run(
-            words, env=environment, timeout=limit + 60, capture_output=True, text=True, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise InputError(f"the reference did not end within {error.timeout:.0f} s.") from error
-    if done.returncode:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no reason"]
-        raise InputError(f"the reference failed ({last[0]}); train C on one process to see why.")
-
-
-def reference_processes(cells: Sequence[Cell]) -> int:
-    """Return on how many processes the reference trains; as many as the launch where TRL shuffles.
-
-    Raises:
-        ValueError: the cells need different references.
-    """
-    counts = {cell.subject.reference_processes for cell in cells}
-    if len(counts) > 1:
-        raise ValueError(f"cells have references on {counts} processes; check them apart")
-    return counts.pop()
+    limit = limit * len(cells)
+    with subprocess.Popen(
+        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            printed, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired as error:
+            process.terminate()  # of several, their launcher ends the others
+            raise InputError(
+                f"the reference did not end within {limit:g} s; raise --limit."
+            ) from error
+    if process.returncode:
+        last = [line for line in printed.splitlines() if line.strip()][-1:] or ["no reason"]
+        raise InputError(f"the reference failed ({last[0]}); run the config on one process.")
+    return torch.load(folder / REFERENCE, weights_only=False)
 
 
 def judge(launched: Cell, reference: Cell) -> Report:
@@ -267,11 +275,11 @@ def of_ranks(cell: Cell) -> list[str]:
             faults.append(f"rank {rank} starts with other weights than rank 0")
         elif witness.after != first.after:
             faults.append(f"rank {rank} ends with other weights than rank 0")
-    samples = [[batch.digest for batch in witness.batches] for witness in witnesses]
+    samples = [set().union(*(b.examples for b in witness.batches)) for witness in witnesses]
     for rank, own in enumerate(samples):
-        twins = [other for other in range(rank) if samples[other] == own]
-        if twins:
-            faults.append(f"rank {rank} trains on the same samples as rank {twins[0]}")
+        for other in range(rank):
+            if len(own & samples[other]) > len(own) / 2:  # more than chance makes alike
+                faults.append(f"rank {rank} trains on the same samples as rank {other}")
     if STAGES[cell.subject.stage].prompted:
         for rank, witness in enumerate(witnesses):
             states = [other.random_state for other in witnesses[:rank]]
@@ -321,23 +329,28 @@ def of_updates(launched: Cell, reference: Cell, report: Report, tolerance: float
         places[name] = slice(place, place + theirs.weights[0][name].numel())
         place += theirs.weights[0][name].numel()
     by_part = launch_faults.parts(names)
+    norms = [training.norm for training in (ours, theirs)]
+    is_scaled_before = (
+        all(norms) and abs(norms[0] / norms[1] - 1) > tolerance and launched.subject.clips_at > 0
+    )
     for difference in report.differences["SGD, one step"]:
-        if difference.verdict == "same":
+        if difference.verdict == "same" and not is_scaled_before:
             continue
         part = by_part[difference.part]
         rows = torch.cat([torch.arange(place, dtype=torch.long)[places[name]] for name in part])
-        columns = theirs.columns[rows].double().unflatten(1, sizes)
         rate = rates.get(difference.part, rates.get(POLICY, rates.get(MODEL, 1.0)))
-        mine, other = (launch_faults.flat(moved, part) / -rate for moved in changes)
-        found = launch_faults.fitted(mine, other, columns)
-        clipped = None
-        if len(by_part) == 1:
-            largest = launched.subject.clips_at
-            clipped = launch_faults.clipping_per_rank(other, columns, theirs.norm, largest)
-        sentence = launch_faults.explain(
-            found, torch.tensor(tokens).view(sizes), clipped, difference.part, tolerance
+        step = launch_faults.Step(
+            launched=launch_faults.flat(changes[0], part) / -rate,
+            reference=launch_faults.flat(changes[1], part) / -rate,
+            columns=theirs.columns[rows].double().unflatten(1, sizes),
+            tokens=torch.tensor(tokens).view(sizes),
+            norms=(ours.norm, theirs.norm),
+            clips_at=launched.subject.clips_at,
         )
-        faults.append(sentence or f"the {difference.part} differs by no weight of a micro-batch")
+        sentence = step.explanation(difference.part, len(by_part) == 1, tolerance)
+        if sentence is not None or difference.verdict != "same":
+            nothing = f"the {difference.part} differs by no weight of a micro-batch"
+            faults.append(sentence or nothing)
     return faults
 
 
@@ -345,14 +358,14 @@ def main(folder: Path) -> None:
     """Be the reference of the cells in a folder."""
     rank, processes = int(os.environ.get("RANK", 0)), launch.world_size()
     references = []
-    for number, launched in enumerate(torch.load(folder / "launched.pt", weights_only=False)):
+    for number, launched in enumerate(torch.load(folder / LAUNCHED, weights_only=False)):
         cell = replace(launched, configured=Training(), sgd=Training())
         cell_folder = folder / f"reference-{number}-{rank}"
         cell_folder.mkdir()
         cell.train(cell_folder, processes, of=launched)
         references.append(cell)
     if rank == 0:
-        torch.save(references, folder / "reference.pt")
+        torch.save(references, folder / REFERENCE)
 
 
 if __name__ == "__main__":

@@ -103,18 +103,62 @@ class Fit:
 
     ratios: Tensor  # (ranks, accumulation); 1: as the reference does
     unfitted: float  # share of the launch's change that no weights of micro-batches make
+    foreign: float  # share of the reference's
 
 
 def fitted(launched: Tensor, reference: Tensor, columns: Tensor) -> Fit:
     """Fit two gradients, (N,), by those of micro-batches, (N, ranks, accumulation)."""
     flat_columns = columns.flatten(1)
     ours, unfitted = fit(flat_columns, launched)
-    theirs, not_theirs = fit(flat_columns, reference)
+    theirs, foreign = fit(flat_columns, reference)
     contribution = flat_columns.norm(dim=0) * theirs.abs()
     is_seen = contribution > 1e-3 * contribution.max().clamp(min=1e-30)
     # what the reference itself does not see, such as a batch without gradient, tells nothing
     ratios = torch.where(is_seen, ours / torch.where(is_seen, theirs, torch.ones_like(theirs)), 1.0)
-    return Fit(ratios.view(columns.shape[1:]), max(unfitted, not_theirs))
+    return Fit(ratios.view(columns.shape[1:]), unfitted, foreign)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The first SGD step of a part of the weights, in a launch and in its reference."""
+
+    launched: Tensor  # (N,) the gradient with which it stepped
+    reference: Tensor  # (N,)
+    columns: Tensor  # (N, ranks, accumulation) gradients of the micro-batches
+    tokens: Tensor  # (ranks, accumulation) trained tokens of these
+    norms: tuple[float | None, float | None]  # of both whole gradients before they were clipped
+    clips_at: float  # to which norm; 0: they are not
+
+    def explanation(self, part: str, is_whole: bool, tolerance: float) -> str | None:
+        """Return what explains how the launch's step differs, or None where nothing does.
+
+        `is_whole` says whether the part is the whole model, whose norm is clipped.
+        """
+        limit = max(30 * tolerance, 0.01)
+        clipped = self._clipped_by_rank() if is_whole else None
+        if clipped is not None:
+            ratios = fitted(self.launched, self.reference, self.columns).ratios
+            if _alike(ratios, clipped.expand_as(ratios), limit) and not _alike(ratios, 1.0, limit):
+                factors = ", ".join(f"{factor:.3g}" for factor in clipped.flatten())
+                return f"each rank clips its own gradient: relative weights {factors}"
+        factors = [self._clip_factor(norm) for norm in self.norms]
+        unclipped = fitted(self.launched / factors[0], self.reference / factors[1], self.columns)
+        return explain(unclipped, self.tokens, part, limit)
+
+    def _clip_factor(self, norm: float | None) -> float:
+        """Return what clipping multiplies a gradient of some norm by."""
+        return min(1.0, self.clips_at / norm) if norm and self.clips_at else 1.0
+
+    def _clipped_by_rank(self) -> Tensor | None:
+        """Return the (ranks, 1) ratios to expect where each rank clips its own gradient."""
+        _, norm = self.norms
+        if not norm or not self.clips_at:
+            return None
+        weights, _ = fit(self.columns.flatten(1), self.reference)
+        factor = self._clip_factor(norm)
+        shares = (self.columns.flatten(1) * weights / factor).view(self.columns.shape)
+        of_ranks = self.columns.shape[1] * shares.sum(2)
+        return (self.clips_at / of_ranks.norm(dim=0)).clamp(max=1.0)[:, None] / factor
 
 
 def tokens_of(batch: Mapping[str, Any]) -> float:
@@ -126,27 +170,6 @@ def tokens_of(batch: Mapping[str, Any]) -> float:
     return 1.0
 
 
-def clipping_per_rank(
-    reference: Tensor, columns: Tensor, norm: float | None, largest: float
-) -> Tensor | None:
-    """Return the (ranks, 1) ratios to expect where each rank clips its own gradient.
-
-    Args:
-        reference: (N,) the gradient with which the reference steps.
-        columns: (N, ranks, accumulation) gradients of micro-batches.
-        norm: of the reference's gradient before it was clipped.
-        largest: to which norms are clipped; 0: none is.
-    """
-    if not norm or not largest:
-        return None
-    weights, _ = fit(columns.flatten(1), reference)
-    factor = min(1.0, largest / norm)
-    shares = columns.flatten(1) * weights / factor
-    ranks = columns.shape[1]
-    of_ranks = ranks * shares.view(columns.shape).sum(2)
-    return (largest / of_ranks.norm(dim=0)).clamp(max=1.0)[:, None] / factor
-
-
 def local_normalizers(tokens: Tensor) -> list[Tensor]:
     """Return ratios to expect of (ranks, accumulation) tokens where each counts its own.
 
@@ -156,42 +179,40 @@ def local_normalizers(tokens: Tensor) -> list[Tensor]:
     return [tokens.sum() / (len(tokens) * of_rank), tokens.mean() / tokens]
 
 
-def explain(
-    found: Fit, tokens: Tensor, clipped: Tensor | None, part: str, tolerance: float
-) -> str | None:
+def explain(found: Fit, tokens: Tensor, part: str, limit: float) -> str | None:
     """Return what explains a fit, in a sentence, or None where all weights are 1.
 
     Args:
         found: the fit.
         tokens: (ranks, accumulation) trained tokens of the micro-batches.
-        clipped: see `clipping_per_rank`.
         part: of the model.
-        tolerance: of the ratios.
+        limit: up to which ratios are alike.
     """
     ratios = found.ratios
     ranks, accumulation = ratios.shape
-    limit = max(30 * tolerance, 0.01)
-
-    def like(expected: Tensor | float) -> bool:
-        return bool(((ratios - expected).abs() <= limit * (1 + ratios.abs())).all())
-
-    if bool((ratios.abs() <= limit).all()) and found.unfitted <= UNFITTED:
-        return f"the {part} is left out: it gets nothing of any micro-batch"
+    if found.foreign > UNFITTED:
+        return (
+            f"the launch trains the {part} on other micro-batches than the reference, "
+            f"{found.foreign:.1%} of whose change they cannot make"
+        )
     if found.unfitted > UNFITTED:
         return (
             f"no weights of the {ranks} x {accumulation} micro-batches make this change of the "
             f"{part}: {found.unfitted:.1%} of it is left"
         )
-    if like(1.0):
+    if bool((ratios.abs() <= limit).all()):
+        return f"the {part} is left out: it gets nothing of any micro-batch"
+    if _alike(ratios, 1.0, limit):
         return None
-    if clipped is not None and like(clipped.expand_as(ratios)):
-        factors = ", ".join(f"{factor:.3g}" for factor in clipped.flatten())
-        return f"each rank clips its own gradient: relative weights {factors}"
-    if accumulation * ranks > 1 and bool((tokens != tokens[0, 0]).any()):
+    if bool((tokens != tokens[0, 0]).any()):
         for expected, whose in zip(local_normalizers(tokens), ("rank", "micro-batch"), strict=True):
-            if like(expected):
+            if _alike(ratios, expected, limit):
                 return f"local token counts: each {whose} divides by its own tokens"
     return _dropped(ratios, limit) or _scaled(ratios, limit) or _listed(ratios)
+
+
+def _alike(ratios: Tensor, expected: Tensor | float, limit: float) -> bool:
+    return bool(((ratios - expected).abs() <= limit * (1 + ratios.abs())).all())
 
 
 def _dropped(ratios: Tensor, limit: float) -> str | None:

@@ -1,14 +1,16 @@
 """A few optimizer steps of a recipe's trainer, watched: in a launch, and in its reference."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from copy import copy
 from dataclasses import dataclass, field
 from hashlib import sha256
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import disable_progress_bars
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -17,9 +19,10 @@ from rlhf_trl.compare.measure import fix_completions
 from rlhf_trl.compare.policy import completion
 from rlhf_trl.run import launch
 from rlhf_trl.run.started import start
+from rlhf_trl.tiny.model import PAD
 
 SGD, CONFIGURED = "SGD", "the configured optimizer"
-MOVE = 0.02  # of SGD's first step, relative to the weights: far above their rounding
+MOVE = 0.01  # of SGD's first step, relative to the weights: far above their rounding
 RATE = 0.02  # of SGD where the configured optimizer has not shown the gradient
 
 
@@ -31,10 +34,12 @@ class MicroBatch:
     items: Any  # `num_items_in_batch`
 
     @property
-    def digest(self) -> str:
-        """A checksum of its examples: those with tokens, in no order."""
+    def examples(self) -> set[str]:
+        """Checksums of its examples' tokens, without padding."""
         tensors = [self.inputs[name] for name in sorted(self.inputs) if name.endswith("ids")]
-        return _digest(tensor for tensor in tensors if torch.is_tensor(tensor))
+        tensors = [tensor for tensor in tensors if torch.is_tensor(tensor) and tensor.dim() == 2]
+        tensors = [tensor for tensor in tensors if len(tensor) == len(tensors[0])]
+        return {_digest([row[row != PAD] for row in rows]) for rows in zip(*tensors, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class Training:
 
     def rates(self) -> dict[str, float]:
         """Return by part a learning rate with which SGD moves the weights by the share MOVE."""
-        if not self.moment:
+        if not self.moment or not self.weights:
             return {}
         rates = {}
         for part, names in parts([*self.moment]).items():
@@ -115,7 +120,9 @@ def train(
         columns_of: micro-batches whose gradients are wanted, too.
     """
     watched = _Watched(optimizer, rates, columns_of)
-    start(stage, ["--config", str(config)], watched.run)
+    disable_progress_bars()
+    with redirect_stdout(StringIO()):  # what a run prints is not about the launch
+        start(stage, ["--config", str(config)], watched.run)
     return watched.training
 
 
@@ -165,12 +172,11 @@ class _Watched(TrainerCallback):
         """Keep the micro-batches of the first optimizer step; compute wanted gradients before."""
         trainer = self.trainer
         compute_loss = trainer.compute_loss
-        accumulation = trainer.args.gradient_accumulation_steps
 
         def watched(model: Any, inputs: Any, *args: Any, num_items_in_batch: Any = None) -> Any:
             if not self.batches and self.columns_of and trainer.args.process_index == 0:
                 self.training.columns = self._columns(compute_loss, model)
-            if len(self.batches) < accumulation:
+            if trainer.state.global_step == 0:
                 self.batches.append(MicroBatch(_kept(inputs), _kept(num_items_in_batch)))
             return compute_loss(model, inputs, *args, num_items_in_batch=num_items_in_batch)
 
@@ -223,7 +229,7 @@ class _Watched(TrainerCallback):
             torch.distributed.all_gather_object(training.witnesses, witness)
         logged = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
         training.norm = float(logged[0]) if logged else None
-        training.came_up = came_up(trainer)
+        training.came_up = came_up(trainer, accumulation=len(self.batches))
 
 
 def launch_optimizer(args: Any) -> str:
@@ -239,13 +245,13 @@ def launch_optimizer(args: Any) -> str:
     return Trainer.get_optimizer_cls_and_kwargs(args)[0].__name__
 
 
-def came_up(trainer: Any) -> CameUp:
-    """Return what a trainer has come to."""
+def came_up(trainer: Any, accumulation: int) -> CameUp:
+    """Return what a trainer has come to, whose first optimizer step took some micro-batches."""
     optimizer = trainer.optimizer
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     accelerator = trainer.accelerator
-    stage, offload, accumulation = None, ["none", "none"], accelerator.gradient_accumulation_steps
+    stage, offload = None, ["none", "none"]
     if trainer.is_deepspeed_enabled:
         engine = trainer.model_wrapped
         stage = int(engine.zero_optimization_stage())
@@ -300,7 +306,14 @@ def first_moments(trainer: Any) -> dict[str, Tensor]:
     model = trainer.accelerator.unwrap_model(trainer.model)
     optimizer = trainer.optimizer
     while hasattr(optimizer, "optimizer"):
+        if hasattr(optimizer, "_hp_optimizer_states_linked"):
+            # DeepSpeed 0.19.8 links the states of all groups after the first one has stepped, when
+            # those of the others do not exist yet
+            optimizer._hp_optimizer_states_linked = False
+            optimizer._lazy_init_hp_params_optimizer_state()
         optimizer = optimizer.optimizer
+    if not any("exp_avg" in state for state in optimizer.state.values()):
+        return {}
     moments = {}
     for name, p in model.named_parameters():
         if not p.requires_grad:
