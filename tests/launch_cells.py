@@ -5,6 +5,7 @@ Launch it on several processes with a folder and the name of a function of this 
 
 import contextlib
 import os
+import pickle
 import sys
 from pathlib import Path
 from unittest.mock import patch
@@ -20,14 +21,7 @@ from rlhf_trl.models import load_quietly
 
 LIMIT = 300.0
 SEEDS = 100
-CONFIGS = {
-    "grpo": ("grpo", ""),
-    "dapo": ("dapo", ""),
-    "ppo": ("ppo", "--steps_per_generation !unset"),
-    "dpo": ("dpo", ""),
-    "reward": ("reward", ""),
-    "sft": ("sft", ""),
-}
+CONFIGS = ("grpo", "dapo", "ppo", "dpo", "reward")
 ACCUMULATIONS = (1, 2, 4)
 
 
@@ -274,7 +268,8 @@ def main():
             train_cells([planned], folder / str(number), LIMIT)
     if rank == "0":
         reports = judge_cells([planned for planned, _ in cells.values()], folder, LIMIT)
-        torch.save(dict(zip(cells, reports, strict=True)), results / "reports.pt")
+        text = pickle.dumps(dict(zip(cells, reports, strict=True)))
+        (results / "reports.pickle").write_bytes(text)
 
 
 if __name__ == "__main__":

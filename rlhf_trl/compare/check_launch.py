@@ -5,6 +5,7 @@ Then it runs the reference in a process of its own, and compares. Nobody waits i
 """
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from rlhf_trl.run import launch
 from rlhf_trl.run.config_files import read_command_line, read_config
 from rlhf_trl.run.stages import STAGES, stage_of_config
 
-LAUNCHED, REFERENCE = "launched.pt", "reference.pt"
+LAUNCHED, REFERENCE = "launched.pickle", "reference.pickle"
 OF_LAUNCHERS = ("LOCAL_", "GROUP_", "ROLE_", "MASTER_", "ACCELERATE_", "TORCHELASTIC_")
 """What names of variables begin with that would make the reference one of the launch's ranks."""
 
@@ -199,7 +200,7 @@ def train_references(
     """Train the references of cells in processes that no launcher of this one knows of."""
     folder = folder / f"reference-{processes}"
     folder.mkdir()
-    torch.save([*cells], folder / LAUNCHED)
+    (folder / LAUNCHED).write_bytes(pickle.dumps([*cells]))
     names = {"RANK", "WORLD_SIZE"}
     environment = {
         name: value
@@ -229,7 +230,7 @@ def train_references(
     if process.returncode:
         last = [line for line in printed.splitlines() if line.strip()][-1:] or ["no reason"]
         raise InputError(f"the reference failed ({last[0]}); run the config on one process.")
-    return torch.load(folder / REFERENCE, weights_only=False)
+    return pickle.loads((folder / REFERENCE).read_bytes())
 
 
 def judge(launched: Cell, reference: Cell) -> Report:
@@ -358,14 +359,15 @@ def main(folder: Path) -> None:
     """Be the reference of the cells in a folder."""
     rank, processes = int(os.environ.get("RANK", 0)), launch.world_size()
     references = []
-    for number, launched in enumerate(torch.load(folder / LAUNCHED, weights_only=False)):
+    cells: list[Cell] = pickle.loads((folder / LAUNCHED).read_bytes())
+    for number, launched in enumerate(cells):
         cell = replace(launched, configured=Training(), sgd=Training())
         cell_folder = folder / f"reference-{number}-{rank}"
         cell_folder.mkdir()
         cell.train(cell_folder, processes, of=launched)
         references.append(cell)
     if rank == 0:
-        torch.save(references, folder / REFERENCE)
+        (folder / REFERENCE).write_bytes(pickle.dumps(references))
 
 
 if __name__ == "__main__":

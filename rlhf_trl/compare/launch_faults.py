@@ -18,6 +18,7 @@ Weights = Mapping[str, Tensor]  # by name, in float32
 TOLERANCES = {"no": 1e-4, "bf16": 0.1, "fp16": 0.1}
 """Largest relative difference that is the same: DeepSpeed holds bf16 weights, DDP autocasts."""
 
+NOISE = 1e-9  # of squared gradients, which are the same up to float32's rounding
 UNFITTED = 0.05  # share of a change up to which its fit says anything
 POLICY, VALUE_MODEL, MODEL = "policy", "value model", "model"
 
@@ -105,12 +106,17 @@ class Fit:
     unfitted: float  # share of the launch's change that no weights of micro-batches make
     foreign: float  # share of the reference's
 
+    @property
+    def is_close(self) -> bool:
+        """Whether weights of the micro-batches make both changes."""
+        return max(self.unfitted, self.foreign) <= UNFITTED
+
 
 def fitted(launched: Tensor, reference: Tensor, columns: Tensor) -> Fit:
     """Fit two gradients, (N,), by those of micro-batches, (N, ranks, accumulation)."""
     flat_columns = columns.flatten(1)
-    ours, unfitted = fit(flat_columns, launched)
-    theirs, foreign = fit(flat_columns, reference)
+    ours, unfitted = fit(flat_columns, launched, NOISE)
+    theirs, foreign = fit(flat_columns, reference, NOISE)
     contribution = flat_columns.norm(dim=0) * theirs.abs()
     is_seen = contribution > 1e-3 * contribution.max().clamp(min=1e-30)
     # what the reference itself does not see, such as a batch without gradient, tells nothing
@@ -137,8 +143,9 @@ class Step:
         limit = max(30 * tolerance, 0.01)
         clipped = self._clipped_by_rank() if is_whole else None
         if clipped is not None:
-            ratios = fitted(self.launched, self.reference, self.columns).ratios
-            if _alike(ratios, clipped.expand_as(ratios), limit) and not _alike(ratios, 1.0, limit):
+            found = fitted(self.launched, self.reference, self.columns)
+            differs = not _alike(found.ratios, 1.0, limit) and found.is_close
+            if differs and _alike(found.ratios, clipped.expand_as(found.ratios), limit):
                 factors = ", ".join(f"{factor:.3g}" for factor in clipped.flatten())
                 return f"each rank clips its own gradient: relative weights {factors}"
         factors = [self._clip_factor(norm) for norm in self.norms]
@@ -154,7 +161,7 @@ class Step:
         _, norm = self.norms
         if not norm or not self.clips_at:
             return None
-        weights, _ = fit(self.columns.flatten(1), self.reference)
+        weights, _ = fit(self.columns.flatten(1), self.reference, NOISE)
         factor = self._clip_factor(norm)
         shares = (self.columns.flatten(1) * weights / factor).view(self.columns.shape)
         of_ranks = self.columns.shape[1] * shares.sum(2)

@@ -1,7 +1,9 @@
 """A few optimizer steps of a recipe's trainer, watched: in a launch, and in its reference."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from copy import copy
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -120,10 +122,22 @@ def train(
         columns_of: micro-batches whose gradients are wanted, too.
     """
     watched = _Watched(optimizer, rates, columns_of)
-    disable_progress_bars()
-    with redirect_stdout(StringIO()):  # what a run prints is not about the launch
+    with quiet():
         start(stage, ["--config", str(config)], watched.run)
     return watched.training
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep off the screen what a run prints, and warnings of libraries."""
+    disable_progress_bars()
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stdout(StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 class _Watched(TrainerCallback):

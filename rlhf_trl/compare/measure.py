@@ -403,13 +403,15 @@ def sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
 
 
-def fit(columns: Tensor, gradient: Tensor) -> tuple[Tensor, float]:
+def fit(columns: Tensor, gradient: Tensor, cutoff: float | None = None) -> tuple[Tensor, float]:
     """Return the weights with which columns make a gradient, and the share that they leave.
 
     Args:
         columns: (N, parts) gradients.
         gradient: (N,).
+        cutoff: directions whose squared size, relative to the largest, is below it are noise.
     """
-    weights = torch.linalg.pinv(columns.T @ columns) @ (columns.T @ gradient)
+    inverse = torch.linalg.pinv(columns.T @ columns, rtol=cutoff)
+    weights = inverse @ (columns.T @ gradient)
     size = float(gradient.norm())
     return weights, float((columns @ weights - gradient).norm()) / size if size else 0.0
