@@ -1,12 +1,14 @@
 """Check cells of this launch, healthy ones or with a fault planted in it; write the reports.
 
-Launch it on several processes with a folder and the name of a function of this file.
+Launch it on several processes with a folder and the name of a function of this file that returns
+cells (`four`).
 """
 
 import contextlib
 import os
 import pickle
 import sys
+import time
 from pathlib import Path
 from unittest.mock import patch
 
@@ -19,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rlhf_trl.compare.check_launch import Cell, judge_cells, read_subject, train_cells
 from rlhf_trl.models import load_quietly
 
-LIMIT = 300.0
+LIMIT = float(os.environ.get("CHECK_LIMIT", 300))
 SEEDS = 100
 CONFIGS = ("grpo", "dapo", "ppo", "dpo", "reward")
 ACCUMULATIONS = (1, 2, 4)
@@ -255,10 +257,53 @@ def faults(folder):
     }
 
 
+@contextlib.contextmanager
+def stuck():
+    """Let rank 1 sleep where rank 0 waits for its gradients."""
+    backward = accelerate.Accelerator.backward
+
+    def late(self, loss, **kwargs):
+        if self.process_index == 1:
+            time.sleep(600)
+        backward(self, loss, **kwargs)
+
+    with patch.object(accelerate.Accelerator, "backward", late):
+        yield
+
+
+def hang(folder):
+    """A launch that never ends."""
+    return {"hang": (accumulated("grpo", folder, 1), stuck)}
+
+
+@contextlib.contextmanager
+def adam_on_the_cpu():
+    """Let accelerate put DeepSpeed's Adam in SGD's place although it is told not to."""
+    prepare = accelerate.Accelerator._prepare_deepspeed
+
+    def forced(self, *args, **kwargs):
+        config = self.state.deepspeed_plugin.deepspeed_config
+        config.pop("zero_force_ds_cpu_optimizer", None)
+        return prepare(self, *args, **kwargs)
+
+    with patch.object(accelerate.Accelerator, "_prepare_deepspeed", forced):
+        yield
+
+
+def swapped(folder):
+    """SGD and AdamW where the optimizer is offloaded by a plain YAML."""
+    words = ("--optim", "adamw_torch")
+    return {
+        "healthy": (accumulated("grpo", folder, 2, *words), None),
+        "SGD replaced": (accumulated("grpo", folder, 2, *words), adam_on_the_cpu),
+    }
+
+
 def main():
     """Train all cells on the processes that were launched, and judge them in the first one."""
     load_quietly()
-    results, wanted = Path(sys.argv[1]), os.environ.get("CELLS") or sys.argv[2]
+    results = Path(sys.argv[1])
+    wanted = sys.argv[2] if len(sys.argv) > 2 else "four"
     rank = os.environ["RANK"]
     folder = results / f"rank-{rank}"
     cells = globals()[wanted](folder)
