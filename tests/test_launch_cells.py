@@ -137,7 +137,8 @@ def test_clipping_has_a_name():
     columns = COLUMNS * torch.tensor([3.0, 3.0, 4.0, 4.0]).view(4, 1, 1)
     norm = 50**0.5
     step = Step(
-        launched=torch.tensor([5 / 8**0.5 / 3 * 1.5] * 2 + [5 / 8**0.5 / 4 * 2] * 2).double(),
+        # (6, 6) / 8.49 * 5 of rank 0, (8, 8) / 11.3 * 5 of rank 1; each counts half
+        launched=torch.full((4,), 5 / 8**0.5).double(),
         reference=torch.tensor([3.0, 3.0, 4.0, 4.0]).double() * 5 / norm,
         columns=columns,
         tokens=torch.ones(2, 2),
@@ -145,7 +146,7 @@ def test_clipping_has_a_name():
         clips_at=5.0,
     )
     said = step.explanation("model", is_whole=True, tolerance=1e-4)
-    # of rank 0: (6, 6) / 8.49 * 5, and of rank 1: (8, 8) / 11.3 * 5; each counts half
+    # 1.77 / 2.12 and 1.77 / 2.83
     assert said.startswith("each rank clips its own gradient: relative weights 0.833, 0.625")
     # one norm is half the other: a scale that both clips have taken away
     halved = Step(
