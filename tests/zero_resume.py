@@ -20,7 +20,7 @@ SAVING += " --eval_on_start false --per_device_train_batch_size 4 --gradient_acc
 SAVING += " --disable_tqdm --dataset.eval_size 8 --max_completion_length 8"
 RUNS = {  # options beside these
     "sft": "--dataset.size 64 --model_name_or_path tiny --warmup_steps 0 --lr_scheduler_type linear"
-    " --lr_scheduler_kwargs !unset",
+    " --lr_scheduler_kwargs null",
     "dpo": "--dataset.size 96",
     "reward": "--dataset.size 96 --dataset.candidates 0",
     "grpo": "--dataset.size 64 --num_generations 4",

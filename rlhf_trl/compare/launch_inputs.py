@@ -36,6 +36,9 @@ lora_target_parameters completion_only_loss assistant_only_loss mask_truncated_c
 KEPT = (LOSS_FIELDS - OTHER_LOSS_FIELDS) | {*KEPT_BESIDE_THE_LOSS.split()}
 """The keys of a config that stay; the others are about data, rewards, models and reports."""
 
+LOCAL = {("dapo", "code"), ("kto", "any"), ("orpo", "trl"), ("orm", "code"), ("prm", "code")}
+"""Rows with a mean, or a reference point, of the micro-batch of a process; see launchers.md."""
+
 SIZES = {
     "hidden_size": 96,
     "num_hidden_layers": 2,
@@ -127,6 +130,7 @@ def write_examples(path: Path, stage: str, count: int, seed: int) -> None:
 class Subject:
     """A config whose launch is checked."""
 
+    row: tuple[str, str]  # algorithm and formulation; both "" where there is none
     given: Mapping[str, Any]  # what files and command line say
     stage: str  # the name of its recipe
     reads: frozenset[str]  # what its trainer reads beside the loss
@@ -140,15 +144,26 @@ class Subject:
         return self.given.get("gradient_accumulation_steps", 1)
 
     @property
-    def reference_processes(self) -> int:
-        """On how many processes the reference trains: one.
-
-        They are as many as the launch's where TRL's shuffle, which is local, decides which
-        completions of a process share an optimizer step.
-        """
+    def depends_on(self) -> str:
+        """Why the update depends on how examples are shared out, in any launch; "": it does not."""
         per_generation = self.given.get("steps_per_generation") or self.accumulation
-        is_local = STAGES[self.stage].prompted and self.accumulation % per_generation != 0
-        return self.launched if is_local else 1
+        if STAGES[self.stage].prompted and self.accumulation % per_generation != 0:
+            return "TRL's shuffle, local to a process, decides what shares an optimizer step"
+        if {self.row, (self.row[0], "any")} & LOCAL or self.given.get("loss_type") == "bnpo":
+            return f"the loss of {' '.join(self.row)} depends on what shares a micro-batch"
+        return ""
+
+    @property
+    def reference_processes(self) -> int:
+        """On how many processes the reference trains: one, or as many as the launch."""
+        return self.launched if self.depends_on else 1
+
+    @property
+    def reference_text(self) -> str:
+        """What the reference is, in a line."""
+        if self.depends_on:
+            return f"DDP on {self.launched} processes, since {self.depends_on}"
+        return "one process"
 
     @property
     def batch_size(self) -> int:

@@ -16,7 +16,7 @@ from datasets import disable_progress_bars
 from torch import Tensor
 from transformers import TrainerCallback
 
-from rlhf_trl.compare.launch_faults import MODEL, VALUE_MODEL, Weights, flat, parts
+from rlhf_trl.compare.launch_faults import MODEL, POLICY, VALUE_MODEL, Weights, flat, parts
 from rlhf_trl.compare.measure import fix_completions
 from rlhf_trl.compare.policy import completion
 from rlhf_trl.run import launch
@@ -163,7 +163,7 @@ class _Watched(TrainerCallback):
             self._take_sgd()
         else:
             trainer.args.max_steps = 1
-            self.training.asked = launch_optimizer(trainer.args)
+            self.training.asked = launch_optimizer(trainer.args) or ""
         self._watch_losses()
         trainer.add_callback(self)
         trainer.train()
@@ -171,16 +171,19 @@ class _Watched(TrainerCallback):
 
     def _take_sgd(self) -> None:
         trainer = self.trainer
-        rates = self.rates
-        rate = rates.get("policy", rates.get(MODEL, RATE))
+        has_value_model = hasattr(trainer.args, "value_learning_rate")
+        rate = rate_of(self.rates, POLICY if has_value_model else MODEL)
         trainer.optimizer_cls_and_kwargs = (torch.optim.SGD, {"lr": rate})
-        if hasattr(trainer.args, "value_learning_rate"):
-            trainer.args.value_learning_rate = rates.get(VALUE_MODEL, rate)
+        if has_value_model:
+            trainer.args.value_learning_rate = rate_of(self.rates, VALUE_MODEL)
         trainer.args.weight_decay = 0.0
         plugin = trainer.accelerator.state.deepspeed_plugin
         if plugin is not None:
+            config = plugin.deepspeed_config
             # else accelerate would run DeepSpeed's Adam on the CPU where SGD is offloaded
-            plugin.deepspeed_config["zero_force_ds_cpu_optimizer"] = False
+            config["zero_force_ds_cpu_optimizer"] = False
+            config.pop("optimizer", None)  # which would overrule SGD
+            config.pop("scheduler", None)
 
     def _watch_losses(self) -> None:
         """Keep the micro-batches of the first optimizer step; compute wanted gradients before."""
@@ -244,13 +247,21 @@ class _Watched(TrainerCallback):
         logged = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
         training.norm = float(logged[0]) if logged else None
         training.came_up = came_up(trainer, accumulation=len(self.batches))
+        training.asked = training.asked or training.came_up.optimizer
 
 
-def launch_optimizer(args: Any) -> str:
-    """Return the class name of the optimizer that a config asks for, `adamw_torch` or another."""
+def rate_of(rates: Mapping[str, float], part: str) -> float:
+    """Return the learning rate of SGD for a part of the model."""
+    return rates.get(part, RATE)
+
+
+def launch_optimizer(args: Any) -> str | None:
+    """Return the class name of the optimizer that a config asks for; None: DeepSpeed's own does."""
     from transformers import Trainer
 
     if args.deepspeed_plugin:
+        if "optimizer" in args.deepspeed_plugin.deepspeed_config:
+            return None
         from rlhf_trl.run.deepspeed import innermost_optimizer
 
         name = innermost_optimizer(args)

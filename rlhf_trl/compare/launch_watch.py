@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -22,7 +23,7 @@ def watched(limit: float, rank: int, processes: int) -> Iterator[None]:
     ended = threading.Event()
     main_thread = threading.main_thread().ident
     assert main_thread is not None
-    folder = Path(f"/tmp/rlhf_trl-stacks-{os.getppid()}")  # of this launcher
+    folder = Path(tempfile.gettempdir(), f"rlhf_trl-stacks-{os.getppid()}")  # of this launcher
 
     def watch() -> None:
         if ended.wait(limit):
