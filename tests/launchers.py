@@ -18,13 +18,12 @@ FORMULATIONS = ("chapter", "code", "trl")
 STAGES = ("ZeRO-1", "ZeRO-2", "ZeRO-3")
 AS_CHAPTER = {("reward", "code"), ("reward", "trl")}
 REASONS = {
-    "dapo": "its code takes a mean over the tokens of each micro-batch, and processes have their "
-    "own: rows that share one decide",
-    "kto": "its reference point is a mean over the completions of a device, which meet their "
-    "neighbors there",
+    "dapo": "its code takes a mean over the tokens of a micro-batch",
+    "kto": "its reference point is a mean over the completions of a process, each of which meets "
+    "the prompt of its neighbor",
     "orpo": "TRL's ORPO takes one mean over all tokens of a micro-batch",
-    "orm": "its mean is over the tokens of a micro-batch",
-    "prm": "its mean is over the tokens of a micro-batch",
+    "orm": "its code takes a mean over the tokens of a micro-batch",
+    "prm": "its code takes a mean over the steps of a micro-batch",
 }
 
 
@@ -61,8 +60,12 @@ def page(results):
 
     def cell(section, line, column):
         apart = largest.get((section, line, column))
-        if apart is None:
+        if apart is None and section == "processes":
+            if column not in ALGORITHMS[line].formulations:
+                return "none"
             return "as chapter" if (line, column) in AS_CHAPTER else "-"
+        if apart is None:
+            return "-"
         return f"same ({apart:.0e})" if apart <= SAME[section] else f"{apart:.1e}"
 
     def table(section, lines, columns):
@@ -70,12 +73,19 @@ def page(results):
         rows += [[line, *(cell(section, line, column) for column in columns)] for line in lines]
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
-    apart = sorted({k[1] for k, v in largest.items() if v > SAME[k[0]]})
+    exceptions = []
+    for name in sorted({k[1] for k, apart in largest.items() if apart > SAME[k[0]]}):
+        sizes = [
+            f"{column} {apart:.1e}"
+            for (section, line, column), apart in largest.items()
+            if line == name and apart > SAME[section]
+        ]
+        exceptions.append(f"- {name} ({', '.join(sizes)}): {REASONS[name]}.")
     trainers = sorted({line for section, line, _ in largest if section == "zero"})
     return PAGE_TEXT.format(
         rows=table("processes", ALGORITHMS, FORMULATIONS),
         zero=table("zero", trainers, STAGES),
-        exceptions="\n".join(f"- {name}: {REASONS[name]}." for name in apart),
+        exceptions="\n".join(exceptions),
     )
 
 
@@ -88,14 +98,15 @@ them. `rlhf-trl check-launch` measures your own config and launch.
 
 Every row and formulation on fixed completions, pairs or texts, with SGD, without clipping, in
 float32: the largest difference of a weight after one to three optimizer steps of two micro-batches
-each. "same" is up to 1e-6, which is rounding; "-" was not trained so.
+each. "same" is up to 1e-6, which is rounding; "none": there is no such formulation; "-": no test
+trains it so.
 
 {rows}
 
 ## ZeRO on two processes against one process without it
 
 Two SGD steps of every trainer at accumulation 2: the norm of the difference of the changes of the
-weights, relative to the change by one process. "same" is up to 2e-5; "-" was not trained so.
+weights, relative to the change by one process. "same" is up to 2e-5; "-": no test trains it so.
 
 {zero}
 

@@ -38,11 +38,12 @@ def run(name, folder, *words):
 
 def main():
     """Do all runs on the processes that were launched."""
+    folder = Path(sys.argv[1])
     Accelerator.end_training = lambda self: None  # it would part the processes after the first run
     for stage in STAGES:
         os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = str(stage)
         for name in RUNS:
-            whole, again = (Path(sys.argv[1]) / f"{name}-{stage}-{kind}" for kind in ("4", "2+2"))
+            whole, again = (folder / f"{name}-{stage}-{kind}" for kind in ("4", "2+2"))
             run(name, whole)
             torch.distributed.barrier()
             if os.environ["RANK"] == "0":

@@ -191,7 +191,7 @@ class _Watched(TrainerCallback):
         compute_loss = trainer.compute_loss
 
         def watched(model: Any, inputs: Any, *args: Any, num_items_in_batch: Any = None) -> Any:
-            if not self.batches and self.columns_of and trainer.args.process_index == 0:
+            if not self.batches and self.columns_of:  # on all processes: losses gather metrics
                 self.training.columns = self._columns(compute_loss, model)
             if trainer.state.global_step == 0:
                 self.batches.append(MicroBatch(_kept(inputs), _kept(num_items_in_batch)))
