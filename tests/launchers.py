@@ -69,7 +69,8 @@ def page(results):
         return f"same ({apart:.0e})" if apart <= SAME[section] else f"{apart:.1e}"
 
     def table(section, lines, columns):
-        rows = [["", *columns], ["---"] * (len(columns) + 1)]
+        first = {"processes": "row", "zero": "trainer"}[section]
+        rows = [[first, *columns], ["---"] * (len(columns) + 1)]
         rows += [[line, *(cell(section, line, column) for column in columns)] for line in lines]
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
