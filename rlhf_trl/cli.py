@@ -361,7 +361,8 @@ def _add_check_launch(commands: _Commands) -> None:
         "check-launch",
         _check_launch,
         "whether several processes make the update of one: same, scaled or different, and why",
-        "Start it with `accelerate launch ... -m rlhf_trl.cli check-launch`. " + CHANGES_THE_CONFIG,
+        "Start it with `accelerate launch ... -m rlhf_trl.cli check-launch`. Every other option "
+        "changes the config.",
     )
     option("--config", required=True, help="of the run that is to be launched so")
     option("--limit", type=float, default=120, help="seconds after which a training hangs (120)")

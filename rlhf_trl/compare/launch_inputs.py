@@ -100,7 +100,7 @@ def _of_architecture(named: str, given: Mapping[str, Any]) -> Any:
     return model
 
 
-def write_examples(path: Path, stage: str, count: int, seed: int) -> None:
+def write_examples(path: Path, stage: str, algorithm: str, count: int, seed: int) -> None:
     """Write random letters of many lengths: prompts, and answers where the stage learns from them.
 
     A letter is a token.
@@ -120,7 +120,9 @@ def write_examples(path: Path, stage: str, count: int, seed: int) -> None:
             if stage == "prm":
                 row["completions"] = [text(), text(), text()]
                 row["labels"] = [True, number % 2 == 0, False]
-            if stage in ("dpo", "orpo", "reward"):
+            if algorithm == "kwise":
+                row["ranked"] = [text() for _ in range(GROUP)]
+            elif stage in ("dpo", "orpo", "reward"):
                 row["chosen"] = text()
                 row["rejected"] = text()
             file.write(dumps(row) + "\n")
@@ -183,7 +185,8 @@ class Subject:
         stage = STAGES[self.stage]
         of_all = self.batch_size * self.launched
         examples = folder / "examples.jsonl"
-        write_examples(examples, stage.name, STEPS * of_all * self.accumulation, seed)
+        count = STEPS * of_all * self.accumulation
+        write_examples(examples, stage.name, self.row[0], count, seed)
         values = {key: copy(value) for key, value in self.given.items() if key in KEPT}
         values |= {
             "model_name_or_path": model,
@@ -207,8 +210,8 @@ class Subject:
         if stage.prompted:
             values["max_completion_length"] = LIMIT
             values["num_generations"] = 1 if self.given.get("num_generations") == 1 else GROUP
-        if stage.prompted and stage.name != "distill":
             values["reward_funcs"] = [f"rlhf_trl.compare.policy.{name}" for name in REWARDS]
+        if stage.prompted and stage.name != "distill":
             values["reward_weights"] = list(WEIGHTS)
         # no new ones are drawn where completions are fixed; the penalty is for longer ones
         fixed = {"dynamic_sampling_rounds": 0, "soft_punish_cache": LIMIT // 3}
