@@ -18,6 +18,7 @@ from rlhf_trl.compare.policy import LIMIT, WEIGHTS
 from rlhf_trl.models import EMBEDDED, UNTRAINED
 from rlhf_trl.run.stages import STAGES
 from rlhf_trl.run.yaml_loader import dump_yaml
+from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.tiny.model import build_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
@@ -218,7 +219,7 @@ class Subject:
         fixed |= dict(zip(("correctness_reward", "format_reward"), REWARDS, strict=True))
         values |= {key: value for key, value in fixed.items() if key in self.reads}
         if "teacher_models" in self.given:
-            values["teacher_models"] = [model]
+            values["teacher_models"] = [checkpoint_path()]  # another: it has been trained
         path = folder / f"on-{processes}.yaml"
         path.write_text(dump_yaml(values), encoding="utf-8")
         return path

@@ -11,6 +11,7 @@ from rlhf_trl.compare.launch_faults import TOLERANCES, Difference
 from rlhf_trl.compare.launch_inputs import STEPS, Subject
 from rlhf_trl.compare.launch_training import (
     CONFIGURED,
+    MOVES,
     SGD,
     CameUp,
     Training,
@@ -32,12 +33,16 @@ class Cell:
     configured: Training = field(default_factory=Training)
     sgd: Training = field(default_factory=Training)
 
+    def rates(self) -> dict[str, float]:
+        """Return the learning rates of SGD by part, as far as the other optimizer shows them."""
+        return self.configured.rates(MOVES[self.subject.precision])
+
     def train(self, folder: Path, processes: int, of: "Cell | None" = None) -> None:
         """Train on as many processes; `of` is the launch's cell where this is its reference."""
         config = self.subject.write(folder, self.model, processes, self.seed)
         stage = self.subject.stage
         self.configured = train(config, stage, CONFIGURED, {})
-        rates = self.configured.rates() if of is None else of.configured.rates()
+        rates = (self if of is None else of).rates()
         if of is None and processes > 1:
             sent = [rates]
             torch.distributed.broadcast_object_list(sent)  # the others have no weights
@@ -170,7 +175,7 @@ def of_updates(launched: Cell, reference: Cell, report: Report, tolerance: float
     if any(len(witness.batches) != subject.accumulation for witness in ours.witnesses):
         return faults  # `of_set_up` names it; nothing can be fitted
     assert theirs.columns is not None
-    rates = launched.configured.rates()
+    rates = launched.rates()
     sizes = len(ours.witnesses), subject.accumulation
     tokens = [launch_faults.tokens_of(b.inputs) for w in ours.witnesses for b in w.batches]
     changes = [launch_faults.change(t.weights[0], t.weights[1]) for t in (ours, theirs)]

@@ -24,7 +24,10 @@ from rlhf_trl.run.started import start
 from rlhf_trl.tiny.model import PAD
 
 SGD, CONFIGURED = "SGD", "the configured optimizer"
-MOVE = 0.01  # of SGD's first step, relative to the weights: far above their rounding
+MOVES = {"no": 0.01, "bf16": 0.001, "fp16": 0.001}
+"""Of SGD's first step, relative to the weights: far above the rounding of float32, and so small
+that three steps hardly multiply the rounding of a forward pass in 16 bits."""
+
 RATE = 0.02  # of SGD where the configured optimizer has not shown the gradient
 
 
@@ -93,15 +96,15 @@ class Training:
     columns: Tensor | None = None  # (N, micro-batches) gradients, in the first weights
     came_up: CameUp | None = None
 
-    def rates(self) -> dict[str, float]:
-        """Return by part a learning rate with which SGD moves the weights by the share MOVE."""
+    def rates(self, move: float) -> dict[str, float]:
+        """Return by part a learning rate with which SGD moves the weights by a share of them."""
         if not self.moment or not self.weights:
             return {}
         rates = {}
         for part, names in parts([*self.moment]).items():
             size = float(flat(self.moment, names).norm())
             if size:
-                rates[part] = MOVE * float(flat(self.weights[0], names).norm()) / size
+                rates[part] = move * float(flat(self.weights[0], names).norm()) / size
         return rates
 
 
