@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _add_translate,
         _add_compare,
         _add_probe,
+        _add_check_launch,
         _add_rollouts,
         _add_runs,
     ):
@@ -389,6 +390,18 @@ def _add_probe(commands: _Commands) -> None:
     )
 
 
+def _add_check_launch(commands: _Commands) -> None:
+    option = commands.add(
+        "check-launch",
+        _check_launch,
+        "whether several processes make the update of one: same, scaled or different, and why",
+        "Start it with `accelerate launch ... -m rlhf_trl.cli check-launch`. Every other option "
+        "changes the config.",
+    )
+    option("--config", required=True, help="of the run that is to be launched so")
+    option("--limit", type=float, default=120, help="seconds after which a training hangs (120)")
+
+
 def _add_rollouts(commands: _Commands) -> None:
     option = commands.add(
         "rollouts",
@@ -707,6 +720,23 @@ def _runs(args: argparse.Namespace) -> None:
     else:
         content, as_text = runs.listing(folder), runs.table
     print(json.dumps(content, indent=2, default=str) if args.json else as_text(content))
+
+
+def _check_launch(args: argparse.Namespace) -> None:
+    """Check the launch that this process is a part of; an error is told once for all ranks."""
+    from rlhf_trl.models import load_quietly
+    from rlhf_trl.run.launch import recipe, world_size
+
+    def check() -> None:
+        if world_size() == 1:
+            raise InputError("nothing to compare; launch with --num_processes 2 or more.")
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what TRL sets
+        load_quietly()
+        from rlhf_trl.compare.check_launch import check_launch
+
+        check_launch(args.config, args.recipe_options, args.limit)
+
+    recipe(check)
 
 
 def _compare(args: argparse.Namespace) -> None:

@@ -124,6 +124,10 @@ def lines() -> list[Line]:
             Line(f"two processes {name}", 1, "two_processes", {"backend": name, **short}, gpu=True)
             for name in ("nccl", "gloo")
         ),
+        *(
+            Line(f"check launch {how}", 1, "check_launch", {"how": how}, gpu=True)
+            for how in ("fsdp2", "ddp", "zero2", "zero3")
+        ),
         Line("packing sdpa", 0.7, "packing", {"attn_implementation": "sdpa", **packed}),
         Line("packing flash", 0.7, "packing", flash, gpu=True),
         *(recipe_line(recipe, 2048, checkpointing=True) for recipe in order),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from direct_alignment_processes import ROWS, train
+from launchers import hold
 from policy_gradient_cases import checkpoint, drift
 from transformers import AutoModelForCausalLM
 
@@ -30,6 +31,7 @@ def test_two_processes_train_like_one(case, two_processes):
     assert float((weights - begun).abs().max()) > 1e-4  # so that there is something to agree on
     apart = float((first - weights).abs().max())
     print(f"{name}: {apart:.1e}")
+    hold("processes", *case, apart)
     if case in APART:
         assert 1e-6 < apart < APART[case]
     else:

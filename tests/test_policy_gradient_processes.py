@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from launchers import hold
 from policy_gradient_processes import CASES, train
 
 from rlhf_trl.output import checkpoint_fault, read_manifest
@@ -23,6 +24,8 @@ def test_two_processes_train_like_one(case, two_processes):
         assert carried["stream_position"] > 0
     apart = float((first["weights"] - weights).abs().max())
     print(f"{name}: {apart:.1e}")
+    if not case[2]:
+        hold("processes", *case[:2], apart)
     if case in APART:
         assert 1e-6 < apart < APART[case]
     else:

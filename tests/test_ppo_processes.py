@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from launchers import hold
 from ppo_cases import build, unsettle
 from ppo_processes import CASES, train
 
@@ -22,7 +23,9 @@ def test_two_processes_train_like_one(case, two_processes):
     moved = {"policy": 0.0, "value": 0.0}
     for name, weight in weights.items():
         assert torch.equal(first["weights"][name], second["weights"][name])
-        assert float((first["weights"][name] - weight).abs().max()) <= 1e-6, name
+        apart = float((first["weights"][name] - weight).abs().max())
+        assert apart <= 1e-6, name
+        hold("processes", "ppo", CASES[case].get("formulation", "chapter"), apart)
         side = "value" if "value_model" in name else "policy"
         moved[side] = max(moved[side], float((weight - start[name]).detach().abs().max()))
     assert moved["policy"] > 1e-4 and moved["value"] > 1e-4, moved

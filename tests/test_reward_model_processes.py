@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from launchers import hold
 from reward_model_cases import INVARIANT, build
 from reward_model_processes import ROWS, train
 
@@ -46,6 +47,7 @@ def test_two_processes_train_like_one(case, two_processes):
     moved = float((one["weights"] - torch.cat(begun)).abs().max())
     apart = float((first["weights"] - one["weights"]).abs().max())
     print(f"{name}: {apart:.1e} apart, {moved:.1e} moved")
+    hold("processes", *case, apart)
     assert moved > 1e-3  # so that there is something to agree on
     for found in (first, second):
         same_evaluation(one["before"], found["before"])

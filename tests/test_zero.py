@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from launchers import hold
 from safetensors.torch import load_file
 from zero import RUNS, STAGES, STEPS, train
 
@@ -36,6 +37,7 @@ def check(name, stages, folder):
             assert torch.equal(first["after"][key], second["after"][key]), key
         apart = float((change(first) - moved).norm() / moved.norm())
         print(f"{name}, stage {stage}: {apart:.1e}")
+        hold("zero", name, f"ZeRO-{stage}", apart)
         assert apart < APART.get(name, 2e-5)
 
 

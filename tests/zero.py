@@ -21,6 +21,7 @@ from datasets import Dataset
 from trl import SFTConfig
 
 from rlhf_trl.algorithms import ALGORITHMS
+from rlhf_trl.compare.launch_training import whole, whole_weights
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import launch
 from rlhf_trl.tiny.tokenizer import build_tokenizer
@@ -81,29 +82,13 @@ def build(name, processes):
     )
 
 
-def whole(model, write=False):
-    """Hold the whole weights of a model that ZeRO-3 may have shared out."""
-    if not any(hasattr(p, "ds_id") for p in model.parameters()):
-        return contextlib.nullcontext()
-    import deepspeed
-
-    return deepspeed.zero.GatheredParameters(
-        list(model.parameters()), modifier_rank=0 if write else None
-    )
-
-
-def weights(model):
-    with whole(model):
-        return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
 def train(name, processes):
     """Return the weights before and after the steps, what steps them, and what wraps the model."""
     trainer = build(name, processes)
     if name in REWARD_MODELS and any(p.numel() == 0 for p in trainer.model.parameters()):
         with whole(trainer.model, write=True):
             reward_models.move(trainer.model)  # what `build` could not
-    before = weights(trainer.model)
+    before, _ = whole_weights(trainer.model)
     trainer.train()
     optimizer = trainer.optimizer
     while hasattr(optimizer, "optimizer"):
@@ -112,7 +97,7 @@ def train(name, processes):
     plugin = trainer.accelerator.state.deepspeed_plugin
     return {
         "before": before,
-        "after": weights(model),
+        "after": whole_weights(model)[0],
         "optimizer": type(optimizer).__name__,
         "stage": plugin.zero_stage if plugin else None,
         "wrapper": type(trainer.model_wrapped).__name__,

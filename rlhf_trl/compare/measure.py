@@ -421,3 +421,17 @@ def flat_gradient(model: Module) -> Tensor:
 def sentence(error: Exception) -> str:
     """Return an error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+
+
+def fit(columns: Tensor, gradient: Tensor, cutoff: float | None = None) -> tuple[Tensor, float]:
+    """Return the weights with which columns make a gradient, and the share that they leave.
+
+    Args:
+        columns: (N, parts) gradients.
+        gradient: (N,).
+        cutoff: directions whose squared size, relative to the largest, is below it are noise.
+    """
+    inverse = torch.linalg.pinv(columns.T @ columns, rtol=cutoff)
+    weights = inverse @ (columns.T @ gradient)
+    size = float(gradient.norm())
+    return weights, float((columns @ weights - gradient).norm()) / size if size else 0.0

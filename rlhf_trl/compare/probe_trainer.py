@@ -261,7 +261,7 @@ class Trained:
         if not fault:
             return ""
         # where a micro-batch has a normalizer of its own, a number makes its share right
-        _, unfitted = _fit(parts.shares, whole.gradient)
+        _, unfitted = measure.fit(parts.shares, whole.gradient)
         return SCALED + fault if unfitted <= FIT else fault
 
     def _ignores_equal_rewards(self, size: Size) -> str:
@@ -283,7 +283,7 @@ class Trained:
         The completion with the highest reward must not become less likely.
         """
         run = self.run(size, **_FIRST_STEP)
-        weights, unfitted = _fit(self.columns(run.window), run.gradient)
+        weights, unfitted = measure.fit(self.columns(run.window), run.gradient)
         if unfitted > FIT:
             return f"equal weights of a completion's tokens leave {unfitted:.1%} of the gradient"
         if self.online:
@@ -324,13 +324,6 @@ def _noted_gradients(trainer: Any) -> list[Tensor]:
 def _reward_prompts(trainer: Any) -> None:
     """Let all completions of a prompt have one reward."""
     trainer.reward_funcs = [_of_the_prompt] * len(trainer.reward_funcs)
-
-
-def _fit(columns: Tensor, gradient: Tensor) -> tuple[Tensor, float]:
-    """Return the weights with which columns make a gradient, and the share that they leave."""
-    weights = torch.linalg.pinv(columns.T @ columns) @ (columns.T @ gradient)
-    size = float(gradient.norm())
-    return weights, float((columns @ weights - gradient).norm()) / size if size else 0.0
 
 
 def _unlike(run: Run, other: Run) -> str:

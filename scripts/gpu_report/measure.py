@@ -8,7 +8,6 @@ import json
 import math
 import os
 import random
-import runpy
 import shutil
 import socket
 import statistics
@@ -25,7 +24,7 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from rlhf_trl import algorithms, book, losses, tiny
-from rlhf_trl.run import train
+from rlhf_trl.run import started, train
 from rlhf_trl.run.config import read_config
 
 HERE = Path(__file__).parent
@@ -284,19 +283,13 @@ def prepared(folder, scratch, recipe, model, prompt, answer, rows, base=None, **
 
 def start(recipe: str, config: Path, look=lambda trainer: None) -> None:
     """Run a recipe in this process; `look` sees its trainer before it trains."""
-    original = train.run
+    train_and_report = train.run
 
     def run(trainer, *args, **kwargs):
         look(trainer)
-        return original(trainer, *args, **kwargs)
+        train_and_report(trainer, *args, **kwargs)
 
-    train.run, sys.argv = run, [recipe, "--config", str(config)]
-    try:
-        runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"), run_name="__main__")
-    except SystemExit as error:
-        raise RuntimeError(error.code) from error
-    finally:
-        train.run = original
+    started.start(recipe, ["--config", str(config)], run)
 
 
 def recipe(folder, scratch, recipe, batch, updates=1, rows=None, **values) -> dict:
@@ -512,6 +505,20 @@ def two_processes(folder, scratch, backend, **values) -> dict:
     command = [str(ROOT / "recipes" / "sft.py"), "--config", str(path)]
     said = launch(folder, [command, command], **environment)
     return {"launched": first_line(said), "gpus": 1 + spread}
+
+
+def check_launch(folder, scratch, how) -> dict:
+    """Check, on all GPUs, that a launch makes the update of one process."""
+    gpus = torch.cuda.device_count()
+    if gpus < 2:
+        raise RuntimeError(f"needs two GPUs; there are {gpus}")
+    command = ["-m", "accelerate.commands.launch", "--num_processes", str(gpus), "--config_file"]
+    command += [str(ROOT / "configs" / "accelerate" / f"{how}.yaml"), "-m", "rlhf_trl.cli"]
+    command += ["check-launch", "--config", str(ROOT / "configs" / "tiny" / "grpo.yaml")]
+    command += ["--use_cpu", "false", "--gradient_accumulation_steps", "2"]
+    said = launch(folder, [command])
+    kinds = ("came up: ", "SGD, ", "AdamW, ")
+    return {"gpus": gpus, "found": [line for line in said.splitlines() if line.startswith(kinds)]}
 
 
 def demo(folder, scratch, **values) -> dict:

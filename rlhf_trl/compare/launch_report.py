@@ -1,0 +1,218 @@
+"""What a check of a launch reports: its updates against those of its reference, and every fault."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlhf_trl.compare import launch_faults
+from rlhf_trl.compare.launch_faults import TOLERANCES, Difference
+from rlhf_trl.compare.launch_inputs import STEPS, Subject
+from rlhf_trl.compare.launch_training import (
+    CONFIGURED,
+    MOVES,
+    SGD,
+    CameUp,
+    Training,
+    rate_of,
+    train,
+)
+from rlhf_trl.run.stages import STAGES
+
+FIRST_STEP = "SGD, one step"
+
+
+@dataclass
+class Cell:
+    """A config and a seed: two trainings of the launch, and two of the reference."""
+
+    subject: Subject
+    model: str  # its folder
+    seed: int = 0
+    configured: Training = field(default_factory=Training)
+    sgd: Training = field(default_factory=Training)
+
+    def rates(self) -> dict[str, float]:
+        """Return the learning rates of SGD by part, as far as the other optimizer shows them."""
+        return self.configured.rates(MOVES[self.subject.precision])
+
+    def train(self, folder: Path, processes: int, of: "Cell | None" = None) -> None:
+        """Train on as many processes; `of` is the launch's cell where this is its reference."""
+        config = self.subject.write(folder, self.model, processes, self.seed)
+        stage = self.subject.stage
+        self.configured = train(config, stage, CONFIGURED, {})
+        rates = (self if of is None else of).rates()
+        if of is None and processes > 1:
+            sent = [rates]
+            torch.distributed.broadcast_object_list(sent)  # the others have no weights
+            (rates,) = sent
+        batches = []
+        for witness in of.sgd.witnesses if of else ():
+            batches += witness.batches
+        self.sgd = train(config, stage, SGD, rates, batches)
+
+
+@dataclass
+class Report:
+    """What a check of a cell says."""
+
+    came_up: CameUp
+    reference: str  # what it is compared with
+    differences: dict[str, list[Difference]] = field(default_factory=dict)  # by what was trained
+    faults: list[str] = field(default_factory=list)  # what explains them, and what else is wrong
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the launch makes the reference's update."""
+        verdicts = [d.verdict for found in self.differences.values() for d in found]
+        return not self.faults and {*verdicts} == {"same"}
+
+    @property
+    def text(self) -> str:
+        """The report in lines."""
+        lines = [f"came up: {self.came_up.line}", f"reference: {self.reference}"]
+        for what, found in self.differences.items():
+            for d in found:
+                lines.append(
+                    f"{what}, {d.part}: {d.text} (relative difference {d.apart:.1e}, ratio "
+                    f"{d.ratio:.4g}, cosine {d.cosine:.4f}; worst parameter {d.worst})"
+                )
+        lines += [f"fault: {fault}" for fault in self.faults]
+        return "\n".join(lines)
+
+
+def judge(launched: Cell, reference: Cell) -> Report:
+    """Compare a launch's trainings with those of its reference."""
+    subject = launched.subject
+    tolerance = TOLERANCES[subject.precision]
+    assert launched.sgd.came_up is not None
+    report = Report(launched.sgd.came_up, subject.reference_text)
+    before = reference.sgd.weights[0]
+    # a launch that ended early, as where the last window is lost, has moved no further
+    ended = launched.sgd.weights[-1:] * STEPS
+    launched.sgd.weights = [*launched.sgd.weights, *ended][: STEPS + 1]
+    for steps in (1, STEPS):
+        title = FIRST_STEP if steps == 1 else f"SGD, {steps} steps"
+        changes = [
+            launch_faults.change(training.weights[0], training.weights[steps])
+            for training in (launched.sgd, reference.sgd)
+        ]
+        report.differences[title] = launch_faults.compare(*changes, before, tolerance)
+    title = f"{launched.configured.asked}, first moment"
+    moments = [launched.configured.moment, reference.configured.moment]
+    rounded: Any = {}
+    if not all(moments):
+        title = f"{launched.configured.asked}, one step"
+        moments = [
+            launch_faults.change(training.weights[0], training.weights[1])
+            for training in (launched.configured, reference.configured)
+        ]
+        rounded = before
+    report.differences[title] = launch_faults.compare(*moments, rounded, tolerance)
+    report.faults = [
+        *of_ranks(launched),
+        *of_set_up(launched),
+        *of_updates(launched, reference, report, tolerance),
+    ]
+    return report
+
+
+def of_ranks(cell: Cell) -> list[str]:
+    """Name ranks that have other weights, or the same samples, than another one."""
+    faults = []
+    witnesses = cell.sgd.witnesses
+    first = witnesses[0]
+    for rank, witness in enumerate(witnesses):
+        if witness.before != first.before:
+            faults.append(f"rank {rank} starts with other weights than rank 0")
+        elif witness.after != first.after:
+            faults.append(f"rank {rank} ends with other weights than rank 0")
+    samples = [set().union(*(b.examples for b in witness.batches)) for witness in witnesses]
+    for rank, own in enumerate(samples):
+        for other in range(rank):
+            if len(own & samples[other]) > len(own) / 2:  # more than chance makes alike
+                faults.append(f"rank {rank} trains on the same samples as rank {other}")
+    if STAGES[cell.subject.stage].prompted:
+        for rank, witness in enumerate(witnesses):
+            states = [other.random_state for other in witnesses[:rank]]
+            if witness.random_state in states:
+                twin = states.index(witness.random_state)
+                faults.append(f"rank {rank} draws the same random numbers as rank {twin}")
+    return faults
+
+
+def of_set_up(cell: Cell) -> list[str]:
+    """Name what came up otherwise than it was asked for."""
+    faults = []
+    for training in (cell.sgd, cell.configured):
+        found = training.came_up
+        assert found is not None
+        if found.optimizer != training.asked:
+            faults.append(f"{found.optimizer} steps in place of {training.asked}")
+        if found.accumulation != cell.subject.accumulation:
+            faults.append(
+                f"gradients are accumulated over {found.accumulation} micro-batches, not over "
+                f"{cell.subject.accumulation}"
+            )
+    return [*dict.fromkeys(faults)]
+
+
+def of_updates(launched: Cell, reference: Cell, report: Report, tolerance: float) -> list[str]:
+    """Explain what differs in the first SGD step, and name later steps that change nothing."""
+    faults = []
+    subject = launched.subject
+    ours, theirs = launched.sgd, reference.sgd
+    if any(
+        not torch.allclose(ours.weights[0][name], weight, rtol=tolerance, atol=tolerance)
+        for name, weight in theirs.weights[0].items()
+    ):
+        faults.append("the launch starts with other weights than the reference")
+    for step in range(1, STEPS + 1):
+        moved = launch_faults.change(ours.weights[step - 1], ours.weights[step])
+        if not any(bool(tensor.any()) for tensor in moved.values()):
+            faults.append(f"optimizer step {step} of {STEPS} changes nothing: its window is lost")
+    if any(len(witness.batches) != subject.accumulation for witness in ours.witnesses):
+        return faults  # `of_set_up` names it; nothing can be fitted
+    assert theirs.columns is not None
+    rates = launched.rates()
+    sizes = len(ours.witnesses), subject.accumulation
+    tokens = [launch_faults.tokens_of(b.inputs) for w in ours.witnesses for b in w.batches]
+    changes = [launch_faults.change(t.weights[0], t.weights[1]) for t in (ours, theirs)]
+    columns = columns_by_name(theirs)
+    by_part = launch_faults.parts([*columns])
+    clips_differ = clipped_norms_differ(subject.clips_at, ours.norm, theirs.norm, tolerance)
+    for difference in report.differences[FIRST_STEP]:
+        if difference.verdict == "same" and not clips_differ:
+            continue
+        names = by_part[difference.part]
+        rate = rate_of(rates, difference.part)
+        step = launch_faults.Step(
+            launched=launch_faults.flat(changes[0], names) / -rate,
+            reference=launch_faults.flat(changes[1], names) / -rate,
+            columns=torch.cat([columns[name] for name in names]).double().unflatten(1, sizes),
+            tokens=torch.tensor(tokens).view(sizes),
+            norms=(ours.norm, theirs.norm),
+            clips_at=subject.clips_at,
+        )
+        sentence = step.explanation(difference.part, len(by_part) == 1, tolerance)
+        if sentence is not None or difference.verdict != "same":
+            nothing = f"the {difference.part} differs by no weight of a micro-batch"
+            faults.append(sentence or nothing)
+    return faults
+
+
+def columns_by_name(training: Training) -> dict[str, torch.Tensor]:
+    """Return the rows of a training's columns by the parameter that they are the gradient of."""
+    assert training.columns is not None
+    sizes = [tensor.numel() for tensor in training.weights[0].values()]
+    return dict(zip(training.weights[0], training.columns.split(sizes), strict=True))
+
+
+def clipped_norms_differ(
+    clips_at: float, ours: float | None, theirs: float | None, tolerance: float
+) -> bool:
+    """Tell whether clipping hides that one gradient is a multiple of the other."""
+    if not clips_at or not ours or not theirs:
+        return False
+    return max(ours, theirs) > clips_at and abs(ours / theirs - 1) > tolerance
