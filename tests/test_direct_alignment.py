@@ -17,7 +17,7 @@ from trl.experimental.orpo import ORPOTrainer
 from rlhf_trl.algorithms import formulation
 from rlhf_trl.compare import measure
 from rlhf_trl.errors import InputError
-from rlhf_trl.losses import completions_loss
+from rlhf_trl.losses.preferences import completions_loss
 from rlhf_trl.tiny.model import build_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.direct_alignment import BookDPOConfig, BookDPOTrainer

@@ -11,7 +11,7 @@ import rlhf_trl
 from rlhf_trl import policy_gradient_loss
 from rlhf_trl.algorithms import ALGORITHMS, formulation, names, nearest_row
 from rlhf_trl.errors import InputError
-from rlhf_trl.losses import surrogate_loss
+from rlhf_trl.losses.policy_gradients import surrogate_loss
 
 NAMES = names("policy_gradient")
 ROWS = [(name, which) for name in NAMES for which in ALGORITHMS[name].formulations]

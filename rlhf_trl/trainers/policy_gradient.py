@@ -17,8 +17,8 @@ from rlhf_trl.algorithms import FieldError, PolicyGradient, Resolved, RowConfig,
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.evaluation.held_out import WITH_PENALTIES, with_penalties
 from rlhf_trl.evaluation.rewarded import RewardedAnswers
-from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
 from rlhf_trl.losses.calling import look_up
+from rlhf_trl.losses.policy_gradients import estimate_advantages, shaped_rewards, surrogate_loss
 from rlhf_trl.rewards.finished import with_finished
 from rlhf_trl.rollouts.generate import neutral
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
