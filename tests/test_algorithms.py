@@ -212,11 +212,11 @@ def test_the_table_of_parameters_has_what_rows_read_or_fix_and_nothing_else():
 def test_code_and_trl_differ_from_their_own_chapter_only_where_a_module_says_so():
     """A chapter row that gets another aggregation moves its own formulations and no other row."""
     source = Path(policy_gradients.__file__).read_text()
-    start = source.index("_GRPO = PolicyGradient(")
-    end = source.index(")", start)
-    row = source[start:end].replace("sequence_mean", "token_mean")
+    row = "_GRPO = replace(\n    _ON_GROUPS,"
+    assert row in source
+    changed = source.replace(row, f'{row} aggregation="token_mean",')
     other: dict = {}
-    exec(compile(source[:start] + row + source[end:], "table", "exec"), other)
+    exec(compile(changed, "table", "exec"), other)
     moved = {name for name, row in other["ROWS"].items() if row != policy_gradients.ROWS[name]}
     assert moved == {"grpo"}
     assert {f.aggregation for f in other["ROWS"]["grpo"].formulations.values()} == {"token_mean"}

@@ -1,7 +1,7 @@
 """Direct alignment (chapter 8): one row per algorithm, its parts by name.
 
 A row reads a reference unless it says otherwise. `code` and `trl` say what they change in their own
-algorithm's `chapter`, and nothing else; so does a chapter that stands on DPO's.
+algorithm's `chapter`, and nothing else. Chapters of DPO's kind say what they change in a base.
 """
 
 from collections.abc import Mapping
@@ -37,13 +37,18 @@ def _simpo_gamma(values: Mapping[str, Any]) -> float:
     return values["beta"] * values["gamma_beta_ratio"]
 
 
-_DPO = Preference(
+_OF_PAIRS = Preference(
     loss="dpo",
     logps="sum",
     reads={"beta": 0.1},
-    settings={"loss_type": ["sigmoid"]},
     trl=True,
     trainer_reads={"nll_weight": 0.0},
+)
+"""What the rows of DPO's kind have in common."""
+
+_DPO = replace(
+    _OF_PAIRS,
+    settings={"loss_type": ["sigmoid"]},
     differs="beta is how strongly the policy is held to the reference.",
 )
 ROWS["dpo"] = Algorithm(
@@ -57,7 +62,7 @@ ROWS["dpo"] = Algorithm(
 )
 
 _CDPO = replace(
-    _DPO,
+    _OF_PAIRS,
     loss="cdpo",
     reads={"beta": 0.1, "label_smoothing": 0.1},
     settings={"loss_type": ["sigmoid", "robust"], "loss_weights": _two_loss_weights},
@@ -78,7 +83,7 @@ ROWS["cdpo"] = Algorithm(
 )
 
 _IPO = replace(
-    _DPO,
+    _OF_PAIRS,
     loss="ipo",
     settings={"loss_type": ["ipo"]},
     trl="TRL averages the log-probabilities over the tokens of a completion",
@@ -186,7 +191,7 @@ ROWS["kto"] = Algorithm(
 )
 
 _DPO_NORM = replace(
-    _DPO,
+    _OF_PAIRS,
     logps="mean",
     reads={"beta": 2.0},
     settings={"loss_type": ["sigmoid_norm"]},
@@ -203,7 +208,7 @@ ROWS["dpo_norm"] = Algorithm(
 )
 
 _APO_ZERO = replace(
-    _DPO,
+    _OF_PAIRS,
     loss="apo_zero",
     settings={"loss_type": ["apo_zero"]},
     trl="TRL's loss is larger by 1, with the same gradient",
@@ -219,7 +224,13 @@ ROWS["apo_zero"] = Algorithm(
     trl=_larger_by_1(_APO_ZERO),
 )
 
-_APO_DOWN = replace(_APO_ZERO, loss="apo_down", settings={"loss_type": ["apo_down"]})
+_APO_DOWN = replace(
+    _OF_PAIRS,
+    loss="apo_down",
+    settings={"loss_type": ["apo_down"]},
+    trl="TRL's loss is larger by 1, with the same gradient",
+    differs="This is the paper's equation.",
+)
 ROWS["apo_down"] = Algorithm(
     name="apo_down",
     title="APO-down",

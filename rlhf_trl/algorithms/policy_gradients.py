@@ -1,7 +1,8 @@
 """Policy gradients (chapter 6): one row per algorithm, its parts by name.
 
 A row without `kl_penalty` or `value_loss` has none. `code` and `trl` say what they change in their
-own algorithm's `chapter`, and nothing else; so does a chapter that stands on an earlier one.
+own algorithm's `chapter`, and nothing else; so does a variant of another algorithm. Chapters that
+have much in common say what they change in a base, which is no algorithm.
 """
 
 from dataclasses import replace
@@ -52,14 +53,22 @@ def _in_trl(row: PolicyGradient, **changes: Any) -> PolicyGradient:
     return replace(row, **{**fixed, **changes})
 
 
-_REINFORCE = PolicyGradient(
-    advantage="batch_mean_baseline",
+_PLAIN = PolicyGradient(
+    advantage="raw",
     ratio="none",
     surrogate="log_prob_weighting",
     aggregation="sequence_sum",
     window="micro_batch",
     kl="reward",
     kl_penalty="summed_kl_penalty",
+    settings=grpo_fields(loss_type="grpo", scale_rewards="none"),
+    trainer_reads={"missing_eos_penalty": None},
+)
+"""REINFORCE without a baseline: what the rows that weigh log-probabilities have in common."""
+
+_REINFORCE = replace(
+    _PLAIN,
+    advantage="batch_mean_baseline",
     reads={
         "baseline": "batch_mean",
         "baseline_value": None,
@@ -67,7 +76,6 @@ _REINFORCE = PolicyGradient(
         "beta": 0.0,
         "kl_estimator": "k1",
     },
-    settings=grpo_fields(loss_type="grpo", scale_rewards="none"),
     trl="TRL has no plain REINFORCE: it centers rewards in their group and refuses groups of one",
     trainer_reads={"baseline_decay": 0.9, "missing_eos_penalty": None},
     differs="The chapter also lists a mean over the tokens; the derived equation sums, as here.",
@@ -92,11 +100,10 @@ ROWS["reinforce"] = Algorithm(
 )
 
 _RLOO = replace(
-    _REINFORCE,
+    _PLAIN,
     advantage="leave_one_out",
     reads={"importance_cap": None, "beta": 0.0, "kl_estimator": "k1"},
     trl="GRPOTrainer has neither the leave-one-out factor K/(K-1) nor the sum over tokens",
-    trainer_reads={"missing_eos_penalty": None},
     differs="The sum over tokens is as derived; TRL's own RLOOTrainer agrees while on-policy.",
 )
 ROWS["rloo"] = Algorithm(
@@ -176,7 +183,7 @@ ROWS["ppo"] = Algorithm(
     trl="TRL removed PPO and its value heads in 1.13",
 )
 
-_GRPO = PolicyGradient(
+_ON_GROUPS = PolicyGradient(
     advantage="group_standardized",
     ratio="token_ratio",
     surrogate="clipped_ratio",
@@ -185,9 +192,14 @@ _GRPO = PolicyGradient(
     kl="loss",
     reads={"epsilon": 0.2, "epsilon_high": None, "beta": 0.0, "kl_estimator": "k3"},
     constants={"std_epsilon": 1e-4},
-    settings=grpo_fields(loss_type="grpo"),
     trl=True,
     trainer_reads={"missing_eos_penalty": None},
+)
+"""What the rows that standardize rewards in their group have in common."""
+
+_GRPO = replace(
+    _ON_GROUPS,
+    settings=grpo_fields(loss_type="grpo"),
     differs="The printed equation divides by the bare standard deviation; its listing adds 1e-4.",
 )
 ROWS["grpo"] = Algorithm(
@@ -201,10 +213,10 @@ ROWS["grpo"] = Algorithm(
 )
 
 _DRGRPO = replace(
-    _GRPO,
+    _ON_GROUPS,
     advantage="group_centered",
     aggregation="fixed_length",
-    reads={**_GRPO.reads, "max_completion_length": REQUIRED},
+    reads={**_ON_GROUPS.reads, "max_completion_length": REQUIRED},
     constants={},
     settings=grpo_fields(loss_type="dr_grpo", scale_rewards="none"),
     differs="The length L_max is max_completion_length, a constant of the whole training.",
@@ -220,7 +232,7 @@ ROWS["drgrpo"] = Algorithm(
         _DRGRPO,
         aggregation="sequence_mean",
         kl_sign="code",
-        reads=_GRPO.reads,
+        reads=_ON_GROUPS.reads,
         settings=grpo_fields(loss_type="grpo", scale_rewards="none"),
         trl="equal while beta is 0; TRL's KL has the right sign",
         differs="Only the advantage changes against GRPO: each sequence keeps its mean.",
@@ -229,7 +241,7 @@ ROWS["drgrpo"] = Algorithm(
 )
 
 _GSPO = replace(
-    _GRPO,
+    _ON_GROUPS,
     ratio="sequence_ratio",
     settings=grpo_fields(loss_type="grpo", importance_sampling_level="sequence"),
     differs=(
@@ -249,10 +261,10 @@ ROWS["gspo"] = Algorithm(
 )
 
 _CISPO = replace(
-    _GRPO,
+    _ON_GROUPS,
     surrogate="clipped_importance_weight",
     aggregation="per_prompt",
-    reads={**_GRPO.reads, "epsilon_high": 0.4},
+    reads={**_ON_GROUPS.reads, "epsilon_high": 0.4},
     settings=grpo_fields(loss_type="cispo"),
     trl="TRL bounds the weight from above only, and divides by the tokens of the window",
     trl_offset={"epsilon_high": 1.0},
@@ -315,7 +327,7 @@ ROWS["cispo_window"] = Algorithm(
 )
 
 _SAPO = replace(
-    _GRPO,
+    _ON_GROUPS,
     surrogate="soft_gate",
     reads={
         "sapo_temperature_pos": 1.0,
@@ -341,7 +353,7 @@ ROWS["sapo"] = Algorithm(
 )
 
 _DAPO = replace(
-    _GRPO,
+    _ON_GROUPS,
     aggregation="token_mean",
     window="window",
     kl="none",
@@ -406,7 +418,7 @@ ROWS["dapo_per_prompt"] = Algorithm(
 )
 
 _MAXRL = replace(
-    _REINFORCE,
+    _PLAIN,
     advantage="maxrl",
     kl="none",
     kl_penalty="none",
