@@ -8,7 +8,7 @@ from rlhf_trl.data.examples import Examples
 from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import PENALTIES, WITH_PENALTIES
-from rlhf_trl.models import load_tokenizer
+from rlhf_trl.models import configs_of, load_tokenizer
 from rlhf_trl.rewards.loading import (
     answer_columns,
     check_all_rewarded,
@@ -30,7 +30,7 @@ def train_policy(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
         from rlhf_trl.run.generation_kwargs import check_generation_kwargs
 
         check_generation_kwargs(loaded)
-    train.begin(loaded, loaded.row.label, on_policy_note(loaded))
+    train.begin(loaded, loaded.row.label, on_policy_note(loaded), skipping_note)
     check_reward_model(own)
     # the columns of right answers are read as texts, whatever types the file gives them
     data = train.read(args, load_prompts, own.dataset, answer_columns(own))
@@ -80,6 +80,18 @@ def on_policy_note(loaded: Loaded[Any, Any]) -> str | None:
         f"{reason} {name} differs from {nearest.name} in {', '.join(active)} only, not in "
         f"{' and '.join(inactive)}; num_iterations 2 brings that in"
     )
+
+
+def skipping_note(loaded: Loaded[Any, Any]) -> str:
+    """Say whether the update leaves out completions without advantage, and if not why."""
+    from rlhf_trl.trainers.skipping import decided, was_skipping
+
+    args = loaded.trl
+    skips, reason = decided(loaded.row.row, args, configs_of(loaded.model, args))
+    checkpoint = args.resume_from_checkpoint
+    if skips and checkpoint and args.skip_zero_advantage is None and not was_skipping(checkpoint):
+        skips, reason = False, f"as in {checkpoint}"
+    return f"skip_zero_advantage {'on' if skips else f'off ({reason})'}"
 
 
 def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -> list[Any]:

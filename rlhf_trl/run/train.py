@@ -105,10 +105,16 @@ class _Start:
     nothing_left: str | None = None  # what to say where it has finished before
 
 
-def begin(loaded: Loaded[Any, Any], name: str, note: str | None = None) -> None:
+def begin(
+    loaded: Loaded[Any, Any],
+    name: str,
+    note: str | None = None,
+    detail: Callable[[Loaded[Any, Any]], str] | None = None,
+) -> None:
     """Check the launch, claim the output folder, find the checkpoint, say what is about to run.
 
-    `note` is one more sentence to print. Where a stage trains nothing, the `output_dir` of its own
+    `note` is one more sentence to print; `detail` returns what the first line ends with, once it is
+    known where the run starts. Where a stage trains nothing, the `output_dir` of its own
     fields is claimed, and its config is kept there; that is all.
     """
     from rlhf_trl.run.origins import begin_reading, find_models
@@ -142,6 +148,8 @@ def begin(loaded: Loaded[Any, Any], name: str, note: str | None = None) -> None:
     if args.process_index == 0:
         begin_reading(loaded.given, args.output_dir)
     load_quietly()
+    if detail is not None:
+        first_line += f"; {detail(loaded)}"
     _announce(args, [first_line] if note is None else [first_line, note])
 
 

@@ -23,6 +23,7 @@ from rlhf_trl.rewards.finished import with_finished
 from rlhf_trl.rollouts.generate import neutral
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
 from rlhf_trl.trainers.on_trl import Batch, OnTRL, Safeguards, with_signature_of
+from rlhf_trl.trainers.skipping import Skipping, UpdateFields
 
 if hasattr(utils, "Table"):  # rich is there, whose columns cut words that are wider than they are
     add_column = partialmethod(utils.Table.add_column, overflow="fold")
@@ -32,7 +33,7 @@ STATE_FILE = "policy_gradient_state_{}.pt"  # in checkpoints, one for each proce
 
 
 @dataclass
-class PolicyGradientConfig(RowConfig, Safeguards):
+class PolicyGradientConfig(RowConfig, Safeguards, UpdateFields):
     """Mixin of configs of TRL's GRPO kind: their row is one of policy gradients."""
 
     kind = PolicyGradient
@@ -105,7 +106,7 @@ class BookGRPOConfig(PolicyGradientConfig, GRPOConfig):
         self.num_generations, self.num_generations_eval = 1, in_evaluation
 
 
-class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
+class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers, Skipping):
     """Mixin of trainers of TRL's GRPO kind: advantages and loss are a row's.
 
     Rows that standardize rewards log, per generation, `equal_rewards/frac_groups` (share of groups
@@ -282,6 +283,8 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
     def _shaped(self, output: Batch, rewards: Tensor) -> Tensor:
         """Take the KL to the reference, if there is one, from this process' rewards."""
         logps, ref_logps = self._rollout_logps(output), output["ref_per_token_logps"]
+        if self.skips:  # for TRL's metric `kl`, of the completions that the update leaves out
+            output["rollout_logps"] = logps
         tensors = {"mask": loss_mask(output), "logps": logps, "ref_logps": ref_logps}
         return shaped_rewards(self._row, self._parameters, rewards=rewards, **tensors)
 
