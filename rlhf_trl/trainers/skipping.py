@@ -1,7 +1,8 @@
 """Completions without advantage give no gradient: the forward of the loss leaves them out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -46,6 +47,11 @@ def needs_all(row: Formulation, args: Any, configs: Sequence[Any]) -> str | None
     weight = getattr(args, "router_aux_loss_coef", 0)
     if weight and any(hasattr(config, "output_router_logits") for config in configs):
         return f"router_aux_loss_coef: {weight}, a loss on every token"
+    return random_in(args, configs)
+
+
+def random_in(args: Any, configs: Sequence[Any]) -> str | None:
+    """Return a setting that makes a forward in training a random one, or None."""
     noise = {name: value for config in configs for name, value in dropouts(config).items()}
     if args.neftune_noise_alpha:
         noise["neftune_noise_alpha"] = args.neftune_noise_alpha
@@ -86,18 +92,22 @@ class Skipping:
     """
 
     skips = False  # whether completions whose advantage is 0 are left out
-    _shared: Any = None  # what reads prompts once, if that is asked for
+    _pack: Callable[..., Any] | None = None  # puts completions behind one copy of their prompt
     _of_loss: dict[str, Any] | None = None  # the batch, while the forward of its loss runs
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         model = self.accelerator.unwrap_model(self.model)
-        configs = [model.config.get_text_config(), *getattr(model, "peft_config", {}).values()]
-        self.skips, _ = decided(self._row, self.args, configs)
+        self.skips, _ = decided(self._row, self.args, configs_in(model))
         if getattr(self.args, "share_prompts", False):
-            from rlhf_trl.trainers.sharing import SharedPrompts
+            from rlhf_trl.trainers.sharing import cannot_share, packed
 
-            self._shared = SharedPrompts(self._row, self.args, model)
+            if reason := cannot_share(self._row, self.args, model):
+                raise InputError(
+                    f"share_prompts is true, but prompts cannot be shared with {reason}; remove "
+                    "one of the two."
+                )
+            self._pack = partial(packed, model.config)
 
     # Extends GRPOTrainer._load_optimizer_and_scheduler: a run goes on as it began.
     @override
@@ -109,7 +119,7 @@ class Skipping:
     # Extends GRPOTrainer._compute_loss, for whose forward the next method is meant.
     @override
     def _compute_loss(self, model, inputs):
-        if self.model.training and (self.skips or self._shared):
+        if self.model.training and (self.skips or self._pack):
             self._of_loss = inputs
         try:
             return super()._compute_loss(model, inputs)
@@ -130,9 +140,9 @@ class Skipping:
         if self.skips:
             rows = rows_with_advantage(batch["advantages"], attention_mask)
         part = cut(*whole, rows)
-        if self._shared is not None and self._shared.saves(*part):
-            logps, entropies = self._shared.score(self, model, *part)
-            aux_loss = None
+        packed = None if self._pack is None else self._pack(*part)
+        if packed is not None:
+            (logps, entropies), aux_loss = packed.score(self, model), None
         elif len(rows) == len(input_ids):
             return score(model, *whole, *args, **kwargs)
         else:
@@ -151,6 +161,11 @@ class Skipping:
             mean_entropy.expand(others.shape).index_copy(0, rows, entropies),
             aux_loss,
         )
+
+
+def configs_in(model: Any) -> list[Any]:
+    """Return the configs of a language model and of its adapters."""
+    return [model.config.get_text_config(), *getattr(model, "peft_config", {}).values()]
 
 
 def rows_with_advantage(advantages: Tensor, attention_mask: Tensor) -> Tensor:
