@@ -170,7 +170,7 @@ ROWS["kto"] = Algorithm(
     chapter=_KTO,
     code=replace(
         _KTO,
-        loss="kto_class_means",
+        constants={"class_means": True},
         reference_point="rejected",
         trl=(
             "TRL takes one mean over both classes (twice the weights agree where there are as "

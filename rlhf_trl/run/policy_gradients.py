@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rlhf_trl import output
 from rlhf_trl.algorithms import nearest_row
 from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.examples import Examples
@@ -83,15 +84,23 @@ def on_policy_note(loaded: Loaded[Any, Any]) -> str | None:
 
 
 def skipping_note(loaded: Loaded[Any, Any]) -> str:
-    """Say whether the update leaves out completions without advantage, and if not why."""
-    from rlhf_trl.trainers.skipping import decided, was_skipping
+    """Decide whether the update leaves out completions without advantage; say so, or why not.
 
-    args = loaded.trl
-    skips, reason = decided(loaded.row.row, args, configs_of(loaded.model, args))
-    checkpoint = args.resume_from_checkpoint
-    if skips and checkpoint and args.skip_zero_advantage is None and not was_skipping(checkpoint):
-        skips, reason = False, f"as in {checkpoint}"
-    return f"skip_zero_advantage {'on' if skips else f'off ({reason})'}"
+    Where the config leaves it open, a run goes on as its checkpoint was made.
+    """
+    from rlhf_trl.trainers.skipping import needs_all
+
+    args, checkpoint = loaded.trl, loaded.trl.resume_from_checkpoint
+    if args.skip_zero_advantage is None:
+        reason = needs_all(loaded.row.row, args, configs_of(loaded.model, args))
+        if checkpoint and not output.read_manifest(checkpoint).get("skip_zero_advantage"):
+            reason = f"as in {checkpoint}"
+        args.skip_zero_advantage = reason is None
+        if reason:
+            return f"skip_zero_advantage off ({reason})"
+    elif args.skip_zero_advantage:
+        needs_all(loaded.row.row, args, configs_of(loaded.model, args))  # refuses
+    return f"skip_zero_advantage {'on' if args.skip_zero_advantage else 'off'}"
 
 
 def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -> list[Any]:

@@ -40,6 +40,13 @@ class PolicyGradientConfig(RowConfig, Safeguards, UpdateFields):
     critic: ClassVar[bool] = False  # whether the trainer of this config has a value model
     stock_trainer: ClassVar[str] = "GRPOTrainer"
 
+    epsilon: float | None = of_the_row("epsilon")
+    epsilon_high: float | None = of_the_row("epsilon_high")
+    kl_estimator: str | None = of_the_row("kl_estimator")
+    # where an algorithm without ratio reuses a batch; without a row's own, nothing is corrected
+    importance_cap: float | None = of_the_row("importance_cap")
+    missing_eos_penalty: float | None = of_the_row("missing_eos_penalty")
+
     def parameters(self, row: PolicyGradient, user_values: dict[str, Any]) -> dict[str, Any]:
         """Return the parameters of the row's loss."""
         if user_values.get("baseline") == "moving_average":
@@ -64,8 +71,6 @@ class BookGRPOConfig(PolicyGradientConfig, GRPOConfig):
     default_row: ClassVar[str] = "grpo"
 
     # TRL's fields that a row reads or fixes: TRL's default could not be told from the user's value.
-    epsilon: float | None = of_the_row("epsilon")
-    epsilon_high: float | None = of_the_row("epsilon_high")
     sapo_temperature_pos: float | None = of_the_row("sapo_temperature_pos")
     sapo_temperature_neg: float | None = of_the_row("sapo_temperature_neg")
     loss_type: str | None = of_the_row("loss_type")
@@ -74,14 +79,10 @@ class BookGRPOConfig(PolicyGradientConfig, GRPOConfig):
     multi_objective_aggregation: str | None = of_the_row("multi_objective_aggregation")
     use_bias_correction_kl: bool | None = of_the_row("use_bias_correction_kl")
 
-    kl_estimator: str | None = of_the_row("kl_estimator")
     baseline: str | None = of_the_row("baseline")
     baseline_decay: float | None = of_the_row("baseline_decay")
-    # where an algorithm without ratio reuses a batch; without a row's own, nothing is corrected
-    importance_cap: float | None = of_the_row("importance_cap")
     correctness_reward: str | None = of_the_row("correctness_reward")
     format_reward: str | None = of_the_row("format_reward")
-    missing_eos_penalty: float | None = of_the_row("missing_eos_penalty")
     # the last tokens before max_completion_length
     soft_punish_cache: int | None = of_the_row("soft_punish_cache")
     # afterwards groups without contrast are kept; 0: no rounds, and formulation code drops them

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +13,6 @@ from typing_extensions import override
 from rlhf_trl.algorithms import Formulation
 from rlhf_trl.errors import InputError, setting
 from rlhf_trl.models import dropouts
-from rlhf_trl.output import MANIFEST, read_manifest
 
 
 @dataclass
@@ -30,57 +28,40 @@ class UpdateFields:
 
 
 def needs_all(row: Formulation, args: Any, configs: Sequence[Any]) -> str | None:
-    """Return the setting with which completions whose advantage is 0 train all the same, or None.
+    """Return a setting with which completions whose advantage is 0 train all the same, or None.
 
-    `configs` are those of the model and, if there are any, of its adapters.
+    `configs` are those of the model and its adapters. Refuses `skip_zero_advantage` where it stands
+    beside such a setting.
     """
-    if args.formulation == "trl":
-        return "formulation: trl, which is stock TRL"
-    if row.family != "policy_gradient":
-        return f"{row.label}, whose loss reads a teacher"
-    if row.value_loss != "none":
-        return f"{row.label}, whose critic learns from them"
-    if callable(row.surrogate):
-        return "a surrogate of your own, which may train without an advantage"
-    if row.kl == "loss" and args.beta:
-        return f"beta: {args.beta}, a KL in the loss of {row.label}"
-    weight = getattr(args, "router_aux_loss_coef", 0)
-    if weight and any(hasattr(config, "output_router_logits") for config in configs):
-        return f"router_aux_loss_coef: {weight}, a loss on every token"
-    return random_in(args, configs)
+    router = getattr(args, "router_aux_loss_coef", 0)
+    has_router = any(hasattr(config, "output_router_logits") for config in configs)
+    has_critic = getattr(row, "value_loss", "none") != "none"
+    obstacles = {
+        "formulation: trl, which is stock TRL": args.formulation == "trl",
+        f"{row.label}, whose loss reads a teacher": row.family != "policy_gradient",
+        f"{row.label}, whose critic learns from them": has_critic,
+        "a surrogate of your own, which may not be weighed by them": callable(row.surrogate),
+        f"beta: {args.beta}, a KL in the loss of {row.label}": row.kl == "loss" and args.beta,
+        f"router_aux_loss_coef: {router}, a loss on every token": has_router and router,
+        **random_numbers(args, configs),
+    }
+    return _first("skip_zero_advantage", args, obstacles)
 
 
-def random_in(args: Any, configs: Sequence[Any]) -> str | None:
-    """Return a setting that makes a forward in training a random one, or None."""
-    noise = {name: value for config in configs for name, value in dropouts(config).items()}
-    if args.neftune_noise_alpha:
-        noise["neftune_noise_alpha"] = args.neftune_noise_alpha
-    for name, value in noise.items():
-        return f"{name}: {value}, which would draw other numbers"
-    return None
+def random_numbers(args: Any, configs: Sequence[Any]) -> dict[str, Any]:
+    """Return the settings that draw random numbers in a forward: others, if less is read."""
+    noise = {"neftune_noise_alpha": args.neftune_noise_alpha}
+    for config in configs:
+        noise |= dropouts(config)
+    return {f"{name}: {value}, which draws other numbers": value for name, value in noise.items()}
 
 
-def decided(row: Formulation, args: Any, configs: Sequence[Any]) -> tuple[bool, str]:
-    """Return whether a run skips, and if not why; refuse `skip_zero_advantage` if it cannot.
-
-    The arguments are those of `needs_all`.
-    """
-    wanted = getattr(args, "skip_zero_advantage", False)  # TRL's own config has no such field
-    if wanted is False:
-        return False, "skip_zero_advantage: false"
-    reason = needs_all(row, args, configs)
-    if wanted and reason:
-        raise InputError(
-            f"skip_zero_advantage is true, but completions without advantage count with {reason}; "
-            "remove one of the two."
-        )
-    return reason is None, reason or ""
-
-
-def was_skipping(checkpoint: str) -> bool:
-    """Tell whether the run that made a checkpoint left out completions without advantage."""
-    has_manifest = Path(checkpoint, MANIFEST).exists()  # one of stock TRL has none
-    return has_manifest and read_manifest(checkpoint).get("skip_zero_advantage", False)
+def _first(field: str, args: Any, obstacles: dict[str, Any]) -> str | None:
+    """Return the first obstacle that is there, or None; refuse a field that is true beside it."""
+    reason = next((reason for reason, is_there in obstacles.items() if is_there), None)
+    if reason and getattr(args, field):
+        raise InputError(f"{field}: true does not go with {reason}; remove one of the two.")
+    return reason
 
 
 class Skipping:
@@ -98,23 +79,17 @@ class Skipping:
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         model = self.accelerator.unwrap_model(self.model)
-        self.skips, _ = decided(self._row, self.args, configs_in(model))
+        configs = [model.config.get_text_config(), *getattr(model, "peft_config", {}).values()]
+        # TRL's own config lacks both fields
+        if getattr(self.args, "skip_zero_advantage", False) is not False:
+            self.skips = needs_all(self._row, self.args, configs) is None
         if getattr(self.args, "share_prompts", False):
-            from rlhf_trl.trainers.sharing import cannot_share, packed
+            from rlhf_trl.trainers import sharing
 
-            if reason := cannot_share(self._row, self.args, model):
-                raise InputError(
-                    f"share_prompts is true, but prompts cannot be shared with {reason}; remove "
-                    "one of the two."
-                )
-            self._pack = partial(packed, model.config)
-
-    # Extends GRPOTrainer._load_optimizer_and_scheduler: a run goes on as it began.
-    @override
-    def _load_optimizer_and_scheduler(self, checkpoint):
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and self.skips and self.args.skip_zero_advantage is None:
-            self.skips = was_skipping(checkpoint)
+            obstacles = sharing.obstacles(self._row, self.args, configs)
+            obstacles["a model that reads images"] = self.model.config is not configs[0]
+            _first("share_prompts", self.args, obstacles)
+            self._pack = partial(sharing.packed, configs[0])
 
     # Extends GRPOTrainer._compute_loss, for whose forward the next method is meant.
     @override
@@ -126,53 +101,43 @@ class Skipping:
         finally:
             self._of_loss = None
 
-    # Extends GRPOTrainer._get_per_token_logps_and_entropies: fewer rows and columns.
+    # Extends GRPOTrainer._get_per_token_logps_and_entropies: reads fewer rows and columns.
     @override
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
     ):
-        whole = input_ids, attention_mask, logits_to_keep
         score, batch = super()._get_per_token_logps_and_entropies, self._of_loss
-        # what belongs to images is not one row for each completion
+        whole = input_ids, attention_mask, logits_to_keep
+        # tensors among the other arguments belong to images, of which a completion has any number
         if batch is None or any(torch.is_tensor(value) for value in kwargs.values()):
             return score(model, *whole, *args, **kwargs)
         rows = torch.arange(len(input_ids), device=input_ids.device)
         if self.skips:
-            rows = rows_with_advantage(batch["advantages"], attention_mask)
+            rows = rows_to_read(batch["advantages"], attention_mask)
         part = cut(*whole, rows)
         packed = None if self._pack is None else self._pack(*part)
-        if packed is not None:
-            (logps, entropies), aux_loss = packed.score(self, model), None
-        elif len(rows) == len(input_ids):
+        if packed is None and len(rows) == len(input_ids):
             return score(model, *whole, *args, **kwargs)
+        if packed is None:
+            logps, entropies, _ = score(model, *part, *args, **kwargs)
         else:
-            logps, entropies, aux_loss = score(model, *part, *args, **kwargs)
-        # without old log-probabilities, 0: a ratio of log-probabilities to themselves is 1
-        others = batch.get("old_per_token_logps", batch.get("rollout_logps"))
-        others = logps.new_zeros(len(input_ids), logits_to_keep) if others is None else others
-        mask = (
-            batch["completion_mask"][rows] * batch.get("tool_mask", batch["completion_mask"])[rows]
-        )
+            logps, entropies = packed.score(self, model)
         missing = logits_to_keep - part[2]
-        entropies = pad(entropies, (0, missing))
-        mean_entropy = (entropies * mask).sum() / mask.sum().clamp(min=1)
-        return (
-            others.to(logps.dtype).index_copy(0, rows, pad(logps, (0, missing))),
-            mean_entropy.expand(others.shape).index_copy(0, rows, entropies),
-            aux_loss,
-        )
+        logps, entropies = pad(logps, (0, missing)), pad(entropies, (0, missing))
+        # a row that is not read has its old log-probabilities, so that its ratio is 1; without
+        # them, the ratio is of log-probabilities to themselves, whatever they are
+        old = batch.get("old_per_token_logps", batch.get("rollout_logps"))
+        old = logps.new_zeros(len(input_ids), logits_to_keep) if old is None else old.to(logps)
+        mask = batch["completion_mask"] * batch.get("tool_mask", 1)
+        mean_entropy = (entropies * mask[rows]).sum() / mask[rows].sum().clamp(min=1)
+        entropies = mean_entropy.expand(old.shape).index_copy(0, rows, entropies)
+        return old.index_copy(0, rows, logps), entropies, None
 
 
-def configs_in(model: Any) -> list[Any]:
-    """Return the configs of a language model and of its adapters."""
-    return [model.config.get_text_config(), *getattr(model, "peft_config", {}).values()]
+def rows_to_read(advantages: Tensor, attention_mask: Tensor) -> Tensor:
+    """Return the numbers of the rows with an advantage; if there is none, of the shortest row.
 
-
-def rows_with_advantage(advantages: Tensor, attention_mask: Tensor) -> Tensor:
-    """Return the numbers of the rows to read: those with an advantage, or the shortest one.
-
-    A row is read in any case: weights without a gradient are passed over by the optimizer, with
-    their momentum and decay.
+    Without any, weights would have no gradient, and AdamW would pass over momentum and decay.
     """
     rows = (advantages != 0).nonzero().flatten()
     return rows if len(rows) else attention_mask.sum(1).argmin().view(1)
@@ -181,7 +146,7 @@ def rows_with_advantage(advantages: Tensor, attention_mask: Tensor) -> Tensor:
 def cut(
     input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, rows: Tensor
 ) -> tuple[Tensor, Tensor, int]:
-    """Return the rows of a batch of prompts and completions without the padding they end with.
+    """Return rows of a batch of prompts and completions without the padding at their end.
 
     The padding in front of the prompts stays: without it, rotary positions would move.
     """
