@@ -128,6 +128,9 @@ class Skipping:
         # them, the ratio is of log-probabilities to themselves, whatever they are
         old = batch.get("old_per_token_logps", batch.get("rollout_logps"))
         old = logps.new_zeros(len(input_ids), logits_to_keep) if old is None else old.to(logps)
+        if self.skips:  # the row that is read although it has none, too: its gradient is 0
+            has_advantage = batch["advantages"][rows].unsqueeze(1) != 0
+            logps = torch.where(has_advantage, logps, old[rows] + 0 * logps)
         mask = batch["completion_mask"] * batch.get("tool_mask", 1)
         mean_entropy = (entropies * mask[rows]).sum() / mask[rows].sum().clamp(min=1)
         entropies = mean_entropy.expand(old.shape).index_copy(0, rows, entropies)
