@@ -114,6 +114,29 @@ def model_config(model: Any, args: Any) -> Any:
     return from_pretrained(AutoConfig, model, args)
 
 
+def configs_of(model: Any, args: Any) -> list[Any]:
+    """Return the configs of a `ModelConfig`'s language model and of the adapter that is trained."""
+    from trl import get_peft_config
+
+    if model.model_name_or_path == UNTRAINED:
+        return []
+    configs = [model_config(model, args).get_text_config(), get_peft_config(model)]
+    if Path(_path(model), ADAPTER).is_file():
+        from peft import PeftConfig
+
+        configs.append(PeftConfig.from_pretrained(_path(model)))
+    return [config for config in configs if config is not None]
+
+
+def dropouts(config: Any) -> dict[str, float]:
+    """Return the fields of a model's or an adapter's config that make its forward a random one."""
+    return {
+        name: value
+        for name, value in config.to_dict().items()
+        if isinstance(value, float) and value and ("dropout" in name or name.endswith("pdrop"))
+    }
+
+
 @contextmanager
 def loading(
     what: str,

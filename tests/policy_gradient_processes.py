@@ -14,6 +14,12 @@ from rlhf_trl.algorithms import formulation
 GENERATION = 24  # three groups of eight, so that with two processes one group is on both
 
 
+def right(completion_ids, word, **columns):
+    """Equal rewards in most groups, so that a process may have nothing to learn from."""
+    pairs = zip(completion_ids, word, strict=True)
+    return [1.0 if len(name) == 5 else float(sum(ids) % 2) for ids, name in pairs]
+
+
 def train(name, which, processes, variant=""):
     """Return the weights after some steps: two micro-batches each, beta > 0 where there is one.
 
@@ -30,6 +36,9 @@ def train(name, which, processes, variant=""):
     if variant == "dynamic sampling":
         # small groups often lack contrast, and odd ones do not always share out evenly
         config |= {"dynamic_sampling_rounds": 2, "num_generations": 3}
+    if variant == "nothing to learn":  # two processes leave out what one reads
+        config = {"num_generations": 4, "skip_zero_advantage": processes > 1}
+        config |= {"rewards": [right], "reward_weights": [1.0]}
     trainer = build(
         name,
         which,
@@ -57,6 +66,8 @@ CASES = [
     ("cispo", "chapter", "two generations a step"),
     ("cispo", "chapter", "two updates a generation"),
     ("dapo_per_prompt", "chapter", "dynamic sampling"),
+    ("drgrpo", "chapter", "nothing to learn"),
+    ("cispo_window", "chapter", "nothing to learn"),
 ]
 
 

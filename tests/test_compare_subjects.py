@@ -452,7 +452,7 @@ def test_a_trainer_that_is_only_assumed_is_said_to_be(text, trainer, said, tmp_p
         ("loss_type: 3", None, r"fit no single trainer; say which with --trainer"),
         ("loss_type: grop", "GRPOTrainer", r"cannot be run .*Unknown loss type: grop"),
         ("temperature: 0.0", "GRPOTrainer", r"cannot be run .*ZeroDivisionError"),
-        ("epsilon: -1.0", "GRPOTrainer", r"epsilon must be at least 0"),
+        ("epsilon: -1.0", "GRPOTrainer", r"epsilon must be 0 or more"),
         ("algorithm: gropo", None, r"unknown algorithm 'gropo'.*grpo"),
         ("a: [", None, r"run.yaml"),
         ("beta: 0.1", "nowhere.Trainer", r"nowhere cannot be imported"),

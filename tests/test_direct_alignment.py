@@ -17,7 +17,7 @@ from trl.experimental.orpo import ORPOTrainer
 from rlhf_trl.algorithms import formulation
 from rlhf_trl.compare import measure
 from rlhf_trl.errors import InputError
-from rlhf_trl.losses import completions_loss
+from rlhf_trl.losses.preferences import completions_loss
 from rlhf_trl.tiny.model import build_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.direct_alignment import BookDPOConfig, BookDPOTrainer
@@ -234,7 +234,7 @@ def test_simpo_and_orpo_build_no_reference_model(monkeypatch):
         ({"label_smoothing": 0.1}, "label_smoothing is not read by dpo"),
         ({"gamma_beta_ratio": 0.1}, "gamma_beta_ratio is not read by dpo"),
         ({"loss_type": ["ipo"]}, "contradicts dpo"),
-        ({"beta": 0.0}, "beta must be above 0"),
+        ({"beta": 0.0}, "beta must be a number above 0"),
         ({"ld_alpha": 0.5}, "ld_alpha is not read"),
         ({"use_weighting": True}, "use_weighting is not read"),
         ({"f_divergence_type": "forward_kl"}, "f_divergence_type is not read"),

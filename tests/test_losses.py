@@ -1,7 +1,9 @@
 """`policy_gradient_loss`, against loops over tokens, against TRL's own loss, and its refusals."""
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +13,7 @@ import rlhf_trl
 from rlhf_trl import policy_gradient_loss
 from rlhf_trl.algorithms import ALGORITHMS, formulation, names, nearest_row
 from rlhf_trl.errors import InputError
-from rlhf_trl.losses import surrogate_loss
+from rlhf_trl.losses.policy_gradients import surrogate_loss
 
 NAMES = names("policy_gradient")
 ROWS = [(name, which) for name in NAMES for which in ALGORITHMS[name].formulations]
@@ -640,6 +642,8 @@ def test_public_names():
     )
     public |= {f"Book{name}{part}" for name in trainers for part in ("Trainer", "Config")}
     assert set(rlhf_trl.__all__) == public <= set(dir(rlhf_trl))
+    stub = Path(rlhf_trl.__file__).with_suffix(".pyi").read_text()  # what type checkers read
+    assert sorted(re.findall(r" as (\w+)", stub)) == sorted(public)
     with pytest.raises(AttributeError, match="no attribute 'policy_loss'"):
         _ = rlhf_trl.policy_loss
 

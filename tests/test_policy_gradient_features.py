@@ -264,7 +264,7 @@ REFUSED = {
     "another row's field": ("grpo", {"sapo_temperature_pos": 1.0}, "sapo_temperature_pos is not"),
     "a default given": ("reinforce", {"epsilon": 0.2}, "epsilon is not read by reinforce"),
     "beta where there is no KL": ("maxrl", {"beta": 0.1}, "beta is not read by maxrl"),
-    "a value out of range": ("grpo", {"epsilon": -0.1}, "epsilon must be at least 0"),
+    "a value out of range": ("grpo", {"epsilon": -0.1}, "epsilon must be 0 or more"),
     "one completion": ("grpo", {"num_generations": 1}, "num_generations is 1, but grpo (chapter)"),
     "no correctness": ("maxrl", {"correctness_reward": None}, "maxrl (chapter) needs correctness"),
     "no such reward": (

@@ -466,8 +466,8 @@ def test_vllm_gets_the_policys_weights_and_no_others(kind):
 # --- refused -------------------------------------------------------------------------------------
 
 REFUSED = {
-    "gamma": ({"gamma": 1.1}, "gamma must be between 0 and 1, not 1.1"),
-    "lam": ({"lam": -0.1}, "lam must be between 0 and 1, not -0.1"),
+    "gamma": ({"gamma": 1.1}, "gamma must be a number between 0 and 1, not 1.1"),
+    "lam": ({"lam": -0.1}, "lam must be a number between 0 and 1, not -0.1"),
     "whitening in the code": (
         {"formulation": "code", "whiten_advantages": True},
         "whiten_advantages is not read by ppo (code)",

@@ -13,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rlhf_trl import policy_gradient_loss
 from rlhf_trl.algorithms import formulation
-from rlhf_trl.losses import estimate_advantages, surrogate_loss
+from rlhf_trl.losses.policy_gradients import estimate_advantages, surrogate_loss
 
 LENGTHS, PROMPT, BATCHES = [9, 4, 6, 2], 5, 24
 

@@ -292,7 +292,7 @@ PG_REFUSED = {
         {"loss": "dapo", "accuracy_max_reward": 0.9},
         "accuracy_min_reward and accuracy_max_reward are 0.0 and 0.9, and dynamic sampling here",
     ),
-    "a bound below 0": ({"clip_eps_lo": -0.1}, "grpo (code): epsilon must be at least 0, not -0.1"),
+    "a bound below 0": ({"clip_eps_lo": -0.1}, "grpo (code): epsilon must be 0 or more, not -0.1"),
 }
 
 
@@ -449,7 +449,7 @@ DIRECT_REFUSED = {
         "warmup_ratio is 1.0; write a number from 0 to belo",
     ),
     "no rows": ({"max_samples": 0}, "max_samples is 0; write 1 or more."),
-    "no beta": ({"beta": 0.0}, "dpo (code): beta must be above 0, not 0.0."),
+    "no beta": ({"beta": 0.0}, "dpo (code): beta must be a number above 0, not 0.0."),
     "yes for true": ({"bf16": "yes"}, "bf16 is 'yes'; write true or false."),
     "an unknown field": (
         {"rpo_alpha": 1.0},
@@ -815,7 +815,7 @@ EDITS_REFUSED = {
     "a loss that is a list": (PG | {"loss": ["grpo"]}, "loss is ['grpo']; write one of reinforce"),
     "a bound under the code's name": (
         PG | {"clip_eps_hi": -1.0},
-        "clip_eps_hi: grpo (code): epsilon_high must be at least 0, not -1",
+        "clip_eps_hi: grpo (code): epsilon_high must be 0 or more, not -1",
     ),
     "a longer cache than completion": (
         PG | {"loss": "dapo", "l_cache": 600},

@@ -1,7 +1,7 @@
 """Direct alignment (chapter 8): one row per algorithm, its parts by name.
 
 A row reads a reference unless it says otherwise. `code` and `trl` say what they change in their own
-algorithm's `chapter`, and nothing else.
+algorithm's `chapter`, and nothing else. Chapters of DPO's kind say what they change in a base.
 """
 
 from collections.abc import Mapping
@@ -21,18 +21,34 @@ def _two_loss_weights(values: Mapping[str, Any]) -> list[float]:
     return [2 * (1 - values["label_smoothing"]), -(1 - 2 * values["label_smoothing"])]
 
 
+def _larger_by_1(row: Preference) -> Preference:
+    """Return a row of APO as TRL computes it."""
+    return replace(
+        row,
+        constants={"offset": 1.0},
+        trl=True,
+        trainer_reads={},
+        differs="The loss is larger by 1, which no gradient sees.",
+    )
+
+
 def _simpo_gamma(values: Mapping[str, Any]) -> float:
     """beta * gamma_beta_ratio"""
     return values["beta"] * values["gamma_beta_ratio"]
 
 
-_DPO = Preference(
+_OF_PAIRS = Preference(
     loss="dpo",
     logps="sum",
     reads={"beta": 0.1},
-    settings={"loss_type": ["sigmoid"]},
     trl=True,
     trainer_reads={"nll_weight": 0.0},
+)
+"""What the rows of DPO's kind have in common."""
+
+_DPO = replace(
+    _OF_PAIRS,
+    settings={"loss_type": ["sigmoid"]},
     differs="beta is how strongly the policy is held to the reference.",
 )
 ROWS["dpo"] = Algorithm(
@@ -45,13 +61,11 @@ ROWS["dpo"] = Algorithm(
     trl=replace(_DPO, trainer_reads={}, differs="Nothing."),
 )
 
-_CDPO = Preference(
+_CDPO = replace(
+    _OF_PAIRS,
     loss="cdpo",
-    logps="sum",
     reads={"beta": 0.1, "label_smoothing": 0.1},
     settings={"loss_type": ["sigmoid", "robust"], "loss_weights": _two_loss_weights},
-    trl=True,
-    trainer_reads={"nll_weight": 0.0},
     differs="This is the paper's equation; label_smoothing is the share of flipped labels.",
 )
 ROWS["cdpo"] = Algorithm(
@@ -68,13 +82,11 @@ ROWS["cdpo"] = Algorithm(
     ),
 )
 
-_IPO = Preference(
+_IPO = replace(
+    _OF_PAIRS,
     loss="ipo",
-    logps="sum",
-    reads={"beta": 0.1},
     settings={"loss_type": ["ipo"]},
     trl="TRL averages the log-probabilities over the tokens of a completion",
-    trainer_reads={"nll_weight": 0.0},
     differs="This is the paper's equation on summed log-probabilities; beta is its tau.",
 )
 ROWS["ipo"] = Algorithm(
@@ -158,7 +170,7 @@ ROWS["kto"] = Algorithm(
     chapter=_KTO,
     code=replace(
         _KTO,
-        loss="kto_class_means",
+        constants={"class_means": True},
         reference_point="rejected",
         trl=(
             "TRL takes one mean over both classes (twice the weights agree where there are as "
@@ -178,13 +190,11 @@ ROWS["kto"] = Algorithm(
     ),
 )
 
-_DPO_NORM = Preference(
-    loss="dpo",
+_DPO_NORM = replace(
+    _OF_PAIRS,
     logps="mean",
     reads={"beta": 2.0},
     settings={"loss_type": ["sigmoid_norm"]},
-    trl=True,
-    trainer_reads={"nll_weight": 0.0},
     differs="This is the paper's equation: DPO on mean log-probabilities.",
 )
 ROWS["dpo_norm"] = Algorithm(
@@ -197,13 +207,11 @@ ROWS["dpo_norm"] = Algorithm(
     trl=replace(_DPO_NORM, trainer_reads={}, differs="Nothing."),
 )
 
-_APO_ZERO = Preference(
+_APO_ZERO = replace(
+    _OF_PAIRS,
     loss="apo_zero",
-    logps="sum",
-    reads={"beta": 0.1},
     settings={"loss_type": ["apo_zero"]},
     trl="TRL's loss is larger by 1, with the same gradient",
-    trainer_reads={"nll_weight": 0.0},
     differs="This is the paper's equation.",
 )
 ROWS["apo_zero"] = Algorithm(
@@ -213,22 +221,14 @@ ROWS["apo_zero"] = Algorithm(
     paper="arXiv:2408.06266",
     chapter=_APO_ZERO,
     code=replace(_APO_ZERO, differs=_SUMS),
-    trl=replace(
-        _APO_ZERO,
-        constants={"offset": 1.0},
-        trl=True,
-        trainer_reads={},
-        differs="The loss is larger by 1, which no gradient sees.",
-    ),
+    trl=_larger_by_1(_APO_ZERO),
 )
 
-_APO_DOWN = Preference(
+_APO_DOWN = replace(
+    _OF_PAIRS,
     loss="apo_down",
-    logps="sum",
-    reads={"beta": 0.1},
     settings={"loss_type": ["apo_down"]},
     trl="TRL's loss is larger by 1, with the same gradient",
-    trainer_reads={"nll_weight": 0.0},
     differs="This is the paper's equation.",
 )
 ROWS["apo_down"] = Algorithm(
@@ -238,11 +238,5 @@ ROWS["apo_down"] = Algorithm(
     paper="arXiv:2408.06266",
     chapter=_APO_DOWN,
     code=replace(_APO_DOWN, differs=_SUMS),
-    trl=replace(
-        _APO_DOWN,
-        constants={"offset": 1.0},
-        trl=True,
-        trainer_reads={},
-        differs="The loss is larger by 1, which no gradient sees.",
-    ),
+    trl=_larger_by_1(_APO_DOWN),
 )

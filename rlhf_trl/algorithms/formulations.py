@@ -7,7 +7,7 @@ from numbers import Real
 from typing import Any, ClassVar, Literal, TypeVar
 
 from rlhf_trl.algorithms.parameters import BASELINES, PARAMETERS, Family, parameter
-from rlhf_trl.errors import RANGES, InputError, nearest
+from rlhf_trl.errors import InputError, instead, nearest
 
 REQUIRED = "required"
 """Stands in `reads` for a default where there is none: the caller must give the parameter."""
@@ -15,15 +15,6 @@ REQUIRED = "required"
 INACTIVE_AT_RATIO_1 = frozenset({"ratio", "surrogate", "epsilon", "epsilon_high"})
 """What changes no gradient while every ratio is 1, where all surrogates have the slope -advantage
 in the log-probability of a token, and no bound is reached."""
-
-MUST_BE = {
-    "0 or more": "at least 0",
-    "1 or more": "at least 1",
-    "a number above 0": "above 0",
-    "a number between 0 and 1": "between 0 and 1",
-    "a number between 0 and 0.5": "between 0 and 0.5",
-}
-"""How a sentence with "must be" says a range of errors.RANGES, where it says it otherwise."""
 
 Part = str | Callable[..., Any]
 
@@ -72,22 +63,16 @@ class Formulation:
         if value is None and self.reads[name] is None:  # the default, which fits no range
             return
         known = parameter(name, self.family)
+        if known.words:  # not a number; what reads it checks it
+            return
         if known.choices:
-            fits = value in known.choices
-            wanted = f"one of {', '.join(known.choices)}"
-        elif known.words:  # not a number; what reads it checks it
-            return
-        elif not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
-            fits = False
-            wanted = "a number"
-        elif known.range is None:  # any number will do
-            return
+            wanted = instead(str(value), {"choices": known.choices})
+        elif isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value):
+            wanted = instead(value, {"range": known.range})
         else:
-            fits = RANGES[known.range](value)
-            wanted = MUST_BE.get(known.range, known.range)
-        if not fits:
-            hint = nearest(str(value), known.choices)
-            raise InputError(f"{self.label}: {name} must be {wanted}, not {value!r}{hint}")
+            wanted = "a number"
+        if wanted:
+            raise InputError(f"{self.label}: {name} must be {wanted}, not {value!r}")
 
     def fixed(self, user_values: Mapping[str, Any]) -> dict[str, Any]:
         """Return `settings`; those that depend on parameters, for the user's values of these."""

@@ -1,7 +1,8 @@
 """Policy gradients (chapter 6): one row per algorithm, its parts by name.
 
 A row without `kl_penalty` or `value_loss` has none. `code` and `trl` say what they change in their
-own algorithm's `chapter`, and nothing else; so does a variant of another algorithm.
+own algorithm's `chapter`, and nothing else; so does a variant of another algorithm. Chapters that
+have much in common say what they change in a base, which is no algorithm.
 """
 
 from dataclasses import replace
@@ -11,11 +12,6 @@ from rlhf_trl.algorithms.formulations import REQUIRED, Algorithm, PolicyGradient
 
 ROWS: dict[str, Algorithm] = {}
 """The rows of this family, in the order in which they are shown."""
-
-_SIGN_AND_EPSILON = (
-    "k1 and k3 have the other sign, and 1e-8 is added to the standard deviation, so that "
-    "rounding alone can give a group of equal rewards advantages of about 1."
-)
 
 
 def grpo_fields(
@@ -31,14 +27,48 @@ def grpo_fields(
     }
 
 
-_REINFORCE = PolicyGradient(
-    advantage="batch_mean_baseline",
+def _in_code(row: PolicyGradient) -> PolicyGradient:
+    """Return a row of standardized rewards as the book's code computes it."""
+    return replace(
+        row,
+        kl_sign="code",
+        constants={"std_epsilon": 1e-8},
+        trl="TRL adds 1e-4 to the standard deviation, and its KL has the right sign",
+        differs=(
+            "k1 and k3 have the other sign, and 1e-8 is added to the standard deviation, so that "
+            "rounding alone can give a group of equal rewards advantages of about 1."
+        ),
+    )
+
+
+def _in_trl(row: PolicyGradient, **changes: Any) -> PolicyGradient:
+    """Return a row as stock GRPOTrainer computes it: its KL is k3, and our own fields are gone."""
+    fixed = {
+        "reads": {name: default for name, default in row.reads.items() if name != "kl_estimator"},
+        "constants": {"std_epsilon": 1e-4, "kl_estimator": "k3"},
+        "trainer_reads": {},
+        "trl": True,
+        "differs": "Nothing.",
+    }
+    return replace(row, **{**fixed, **changes})
+
+
+_PLAIN = PolicyGradient(
+    advantage="raw",
     ratio="none",
     surrogate="log_prob_weighting",
     aggregation="sequence_sum",
     window="micro_batch",
     kl="reward",
     kl_penalty="summed_kl_penalty",
+    settings=grpo_fields(loss_type="grpo", scale_rewards="none"),
+    trainer_reads={"missing_eos_penalty": None},
+)
+"""REINFORCE without a baseline: what the rows that weigh log-probabilities have in common."""
+
+_REINFORCE = replace(
+    _PLAIN,
+    advantage="batch_mean_baseline",
     reads={
         "baseline": "batch_mean",
         "baseline_value": None,
@@ -46,7 +76,6 @@ _REINFORCE = PolicyGradient(
         "beta": 0.0,
         "kl_estimator": "k1",
     },
-    settings=grpo_fields(loss_type="grpo", scale_rewards="none"),
     trl="TRL has no plain REINFORCE: it centers rewards in their group and refuses groups of one",
     trainer_reads={"baseline_decay": 0.9, "missing_eos_penalty": None},
     differs="The chapter also lists a mean over the tokens; the derived equation sums, as here.",
@@ -70,18 +99,11 @@ ROWS["reinforce"] = Algorithm(
     trl="TRL has no plain REINFORCE: it centers rewards in groups and refuses groups of one",
 )
 
-_RLOO = PolicyGradient(
+_RLOO = replace(
+    _PLAIN,
     advantage="leave_one_out",
-    ratio="none",
-    surrogate="log_prob_weighting",
-    aggregation="sequence_sum",
-    window="micro_batch",
-    kl="reward",
-    kl_penalty="summed_kl_penalty",
     reads={"importance_cap": None, "beta": 0.0, "kl_estimator": "k1"},
-    settings=grpo_fields(loss_type="grpo", scale_rewards="none"),
     trl="GRPOTrainer has neither the leave-one-out factor K/(K-1) nor the sum over tokens",
-    trainer_reads={"missing_eos_penalty": None},
     differs="The sum over tokens is as derived; TRL's own RLOOTrainer agrees while on-policy.",
 )
 ROWS["rloo"] = Algorithm(
@@ -153,23 +175,15 @@ ROWS["ppo"] = Algorithm(
         _PPO,
         kl_sign="code",
         kl_penalty="averaged_kl_penalty",
-        reads={
-            "epsilon": 0.2,
-            "epsilon_high": None,
-            "gamma": 1.0,
-            "lam": 0.98,
-            "cliprange_value": 0.4,
-            "vf_coef": 0.5,
-            "beta": 0.0,
-            "kl_estimator": "k3",
-        },
+        reads=_PPO.reads
+        | {"lam": 0.98, "cliprange_value": 0.4, "vf_coef": 0.5, "kl_estimator": "k3"},
         trainer_reads={"missing_eos_penalty": None},
         differs="The KL is averaged over the completion and taken from the last reward.",
     ),
     trl="TRL removed PPO and its value heads in 1.13",
 )
 
-_GRPO = PolicyGradient(
+_ON_GROUPS = PolicyGradient(
     advantage="group_standardized",
     ratio="token_ratio",
     surrogate="clipped_ratio",
@@ -178,9 +192,14 @@ _GRPO = PolicyGradient(
     kl="loss",
     reads={"epsilon": 0.2, "epsilon_high": None, "beta": 0.0, "kl_estimator": "k3"},
     constants={"std_epsilon": 1e-4},
-    settings=grpo_fields(loss_type="grpo"),
     trl=True,
     trainer_reads={"missing_eos_penalty": None},
+)
+"""What the rows that standardize rewards in their group have in common."""
+
+_GRPO = replace(
+    _ON_GROUPS,
+    settings=grpo_fields(loss_type="grpo"),
     differs="The printed equation divides by the bare standard deviation; its listing adds 1e-4.",
 )
 ROWS["grpo"] = Algorithm(
@@ -189,39 +208,17 @@ ROWS["grpo"] = Algorithm(
     source="chapter 6, eq:GRPO_token and eq:GRPO_ADV",
     paper="arXiv:2402.03300",
     chapter=_GRPO,
-    code=replace(
-        _GRPO,
-        kl_sign="code",
-        constants={"std_epsilon": 1e-8},
-        trl="TRL adds 1e-4 to the standard deviation, and its KL has the right sign",
-        differs=_SIGN_AND_EPSILON,
-    ),
-    trl=replace(
-        _GRPO,
-        reads={"epsilon": 0.2, "epsilon_high": None, "beta": 0.0},
-        constants={"std_epsilon": 1e-4, "kl_estimator": "k3"},
-        trainer_reads={},
-        differs="Nothing.",
-    ),
+    code=_in_code(_GRPO),
+    trl=_in_trl(_GRPO),
 )
 
-_DRGRPO = PolicyGradient(
+_DRGRPO = replace(
+    _ON_GROUPS,
     advantage="group_centered",
-    ratio="token_ratio",
-    surrogate="clipped_ratio",
     aggregation="fixed_length",
-    window="micro_batch",
-    kl="loss",
-    reads={
-        "epsilon": 0.2,
-        "epsilon_high": None,
-        "beta": 0.0,
-        "kl_estimator": "k3",
-        "max_completion_length": REQUIRED,
-    },
+    reads={**_ON_GROUPS.reads, "max_completion_length": REQUIRED},
+    constants={},
     settings=grpo_fields(loss_type="dr_grpo", scale_rewards="none"),
-    trl=True,
-    trainer_reads={"missing_eos_penalty": None},
     differs="The length L_max is max_completion_length, a constant of the whole training.",
 )
 ROWS["drgrpo"] = Algorithm(
@@ -235,37 +232,18 @@ ROWS["drgrpo"] = Algorithm(
         _DRGRPO,
         aggregation="sequence_mean",
         kl_sign="code",
-        reads={"epsilon": 0.2, "epsilon_high": None, "beta": 0.0, "kl_estimator": "k3"},
+        reads=_ON_GROUPS.reads,
         settings=grpo_fields(loss_type="grpo", scale_rewards="none"),
         trl="equal while beta is 0; TRL's KL has the right sign",
         differs="Only the advantage changes against GRPO: each sequence keeps its mean.",
     ),
-    trl=replace(
-        _DRGRPO,
-        reads={
-            "epsilon": 0.2,
-            "epsilon_high": None,
-            "beta": 0.0,
-            "max_completion_length": REQUIRED,
-        },
-        constants={"std_epsilon": 1e-4, "kl_estimator": "k3"},
-        trainer_reads={},
-        differs="Nothing.",
-    ),
+    trl=_in_trl(_DRGRPO),
 )
 
-_GSPO = PolicyGradient(
-    advantage="group_standardized",
+_GSPO = replace(
+    _ON_GROUPS,
     ratio="sequence_ratio",
-    surrogate="clipped_ratio",
-    aggregation="sequence_mean",
-    window="micro_batch",
-    kl="loss",
-    reads={"epsilon": 0.2, "epsilon_high": None, "beta": 0.0, "kl_estimator": "k3"},
-    constants={"std_epsilon": 1e-4},
     settings=grpo_fields(loss_type="grpo", importance_sampling_level="sequence"),
-    trl=True,
-    trainer_reads={"missing_eos_penalty": None},
     differs=(
         "Clipping works on whole sequences, so useful bounds are far smaller than GRPO's. As in"
         " GRPO, 1e-4 is added to the standard deviation."
@@ -278,35 +256,18 @@ ROWS["gspo"] = Algorithm(
     paper="arXiv:2507.18071",
     nearest="grpo",
     chapter=_GSPO,
-    code=replace(
-        _GSPO,
-        kl_sign="code",
-        constants={"std_epsilon": 1e-8},
-        trl="TRL adds 1e-4 to the standard deviation, and its KL has the right sign",
-        differs=_SIGN_AND_EPSILON,
-    ),
-    trl=replace(
-        _GSPO,
-        reads={"epsilon": 0.2, "epsilon_high": None, "beta": 0.0},
-        constants={"std_epsilon": 1e-4, "kl_estimator": "k3"},
-        trainer_reads={},
-        differs="Nothing.",
-    ),
+    code=_in_code(_GSPO),
+    trl=_in_trl(_GSPO),
 )
 
-_CISPO = PolicyGradient(
-    advantage="group_standardized",
-    ratio="token_ratio",
+_CISPO = replace(
+    _ON_GROUPS,
     surrogate="clipped_importance_weight",
     aggregation="per_prompt",
-    window="micro_batch",
-    kl="loss",
-    reads={"epsilon": 0.2, "epsilon_high": 0.4, "beta": 0.0, "kl_estimator": "k3"},
-    constants={"std_epsilon": 1e-4},
+    reads={**_ON_GROUPS.reads, "epsilon_high": 0.4},
     settings=grpo_fields(loss_type="cispo"),
     trl="TRL bounds the weight from above only, and divides by the tokens of the window",
     trl_offset={"epsilon_high": 1.0},
-    trainer_reads={"missing_eos_penalty": None},
     differs=(
         "Each prompt counts the same, and each token of its completions, as in the equation; "
         "the chapter's summary of losses prints no normalizer. As in GRPO, 1e-4 is added to the"
@@ -331,14 +292,12 @@ ROWS["cispo"] = Algorithm(
             "a group of equal rewards advantages of about 1."
         ),
     ),
-    trl=replace(
+    trl=_in_trl(
         _CISPO,
         aggregation="token_mean",
         window="window",
         reads={"epsilon_high": 0.4, "beta": 0.0},
         constants={"std_epsilon": 1e-4, "kl_estimator": "k3", "epsilon": 1.0},
-        trl=True,
-        trainer_reads={},
         differs=(
             "No lower bound, and a mean over all tokens of an average window; TRL's own "
             "epsilon_high is 1 + epsilon_high."
@@ -367,23 +326,16 @@ ROWS["cispo_window"] = Algorithm(
     trl="stock TRL is cispo's",
 )
 
-_SAPO = PolicyGradient(
-    advantage="group_standardized",
-    ratio="token_ratio",
+_SAPO = replace(
+    _ON_GROUPS,
     surrogate="soft_gate",
-    aggregation="sequence_mean",
-    window="micro_batch",
-    kl="loss",
     reads={
         "sapo_temperature_pos": 1.0,
         "sapo_temperature_neg": 1.05,
         "beta": 0.0,
         "kl_estimator": "k3",
     },
-    constants={"std_epsilon": 1e-4},
     settings=grpo_fields(loss_type="sapo"),
-    trl=True,
-    trainer_reads={"missing_eos_penalty": None},
     differs=(
         "The chapter prints no equation; this is the paper's. As in GRPO, 1e-4 is added to the "
         "standard deviation."
@@ -396,33 +348,17 @@ ROWS["sapo"] = Algorithm(
     paper="arXiv:2511.20347",
     nearest="grpo",
     chapter=_SAPO,
-    code=replace(
-        _SAPO,
-        kl_sign="code",
-        constants={"std_epsilon": 1e-8},
-        trl="TRL adds 1e-4 to the standard deviation, and its KL has the right sign",
-        differs=_SIGN_AND_EPSILON,
-    ),
-    trl=replace(
-        _SAPO,
-        reads={"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05, "beta": 0.0},
-        constants={"std_epsilon": 1e-4, "kl_estimator": "k3"},
-        trainer_reads={},
-        differs="Nothing.",
-    ),
+    code=_in_code(_SAPO),
+    trl=_in_trl(_SAPO),
 )
 
-_DAPO = PolicyGradient(
-    advantage="group_standardized",
-    ratio="token_ratio",
-    surrogate="clipped_ratio",
+_DAPO = replace(
+    _ON_GROUPS,
     aggregation="token_mean",
     window="window",
     kl="none",
     reads={"epsilon": 0.2, "epsilon_high": 0.28},
-    constants={"std_epsilon": 1e-4},
     settings=grpo_fields(loss_type="dapo"),
-    trl=True,
     trainer_reads={
         "correctness_reward": REQUIRED,
         "soft_punish_cache": 128,
@@ -452,12 +388,10 @@ ROWS["dapo"] = Algorithm(
             "that rounding alone can give a group of equal rewards advantages of about 1."
         ),
     ),
-    trl=replace(
+    trl=_in_trl(
         _DAPO,
         kl="loss",
-        reads={"epsilon": 0.2, "epsilon_high": 0.28, "beta": 0.0},
-        constants={"std_epsilon": 1e-4, "kl_estimator": "k3"},
-        trainer_reads={},
+        reads={**_DAPO.reads, "beta": 0.0},
         differs="No dynamic sampling, no overlong penalty; a KL can be added.",
     ),
 )
@@ -483,16 +417,13 @@ ROWS["dapo_per_prompt"] = Algorithm(
     trl="stock TRL is dapo's",
 )
 
-_MAXRL = PolicyGradient(
+_MAXRL = replace(
+    _PLAIN,
     advantage="maxrl",
-    ratio="none",
-    surrogate="log_prob_weighting",
-    aggregation="sequence_sum",
-    window="micro_batch",
     kl="none",
+    kl_penalty="none",
     reads={"importance_cap": None},
     constants={"partial_credit": False},
-    settings=grpo_fields(loss_type="grpo", scale_rewards="none"),
     trl="TRL divides centered rewards by their standard deviation, never by their mean",
     trainer_reads={"correctness_reward": REQUIRED, "format_reward": None},
     differs="The chapter prints no equation; this is the paper's, with whole-sequence scores.",

@@ -1,14 +1,20 @@
 """Per-token estimators of KL(pi || pi_ref) from the log-probabilities of the sampled tokens.
 
 The chapter's sign is r = log pi_ref - log pi (chapter 15, eq:kl_expectation: KL is the mean of
-log pi - log pi_ref over samples of pi). The book's published code uses the opposite sign of r in
-the same three formulas, which estimate something else; they stand here under their own names.
+log pi - log pi_ref over samples of pi). The book's published code (policy_gradients/loss.py) has
+the opposite sign of r in the same three formulas, which is the two policies exchanged. Over samples
+of pi its k1 estimates -KL, so that subtracted from a reward it rewards drift; its k2 is the same;
+and its k3 estimates chi2(pi || pi_ref) - KL, which is never negative.
 Chapter 15 prints the expectation only; k1, k2 and k3 are Schulman's
 (joschu.net/blog/kl-approx.html). All take (B, T) log-probabilities of the sampled tokens in nats,
 `logps` under pi and `ref_logps` under pi_ref, and return (B, T) estimates in nats.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor, expm1
+
+Estimator = Callable[[Tensor, Tensor], Tensor]
 
 
 def k1(logps: Tensor, ref_logps: Tensor) -> Tensor:
@@ -45,35 +51,9 @@ def k3(logps: Tensor, ref_logps: Tensor) -> Tensor:
     return expm1(log_ratio) - log_ratio
 
 
-def code_k1(logps: Tensor, ref_logps: Tensor) -> Tensor:
-    """Return k1 as the book's code has it: an estimate of minus KL(pi || pi_ref).
-
-    code_k1 = -r,  r = log pi - log pi_ref
-
-    Source: the book's code, policy_gradients/loss.py. Subtracted from a reward it rewards drift.
-    """
-    return ref_logps - logps
-
-
-def code_k2(logps: Tensor, ref_logps: Tensor) -> Tensor:
-    """Return k2 as the book's code has it: r is squared, so it equals `k2`.
-
-    code_k2 = r^2 / 2,  r = log pi - log pi_ref
-
-    Source: the book's code, policy_gradients/loss.py.
-    """
-    return (logps - ref_logps) ** 2 / 2
-
-
-def code_k3(logps: Tensor, ref_logps: Tensor) -> Tensor:
-    """Return k3 as the book's code has it: an estimate of chi2(pi || pi_ref) - KL(pi || pi_ref).
-
-    code_k3 = exp(r) - 1 - r,  r = log pi - log pi_ref
-
-    Source: the book's code, policy_gradients/loss.py. It is never negative.
-    """
-    log_ratio = logps - ref_logps
-    return expm1(log_ratio) - log_ratio
+def in_code(estimator: Estimator) -> Estimator:
+    """Return k1, k2 or k3 as the book's code has it: with the other sign of r."""
+    return lambda logps, ref_logps: estimator(ref_logps, logps)
 
 
 def exact(logits: Tensor, ref_logits: Tensor) -> Tensor:

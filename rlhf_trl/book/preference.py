@@ -169,6 +169,7 @@ def kto(
     beta: float,
     desirable_weight: float,
     undesirable_weight: float,
+    class_means: bool = False,
 ) -> Tensor:
     """Return the loss of each example against a reference point; examples need no partner.
 
@@ -182,42 +183,20 @@ def kto(
         ref_kl_logps: (M,) of mismatched pairs under the reference policy.
         desirable_weight: w_d.
         undesirable_weight: w_u.
+        class_means: return (1/C) sum_c l_c + (1/R) sum_r l_r, as the book's code does, so that both
+            classes weigh the same: twice the mean of all where C = R.
 
     Returns:
-        (C + R,) losses, the desirable first.
+        (C + R,) losses, the desirable first; with `class_means` their scalar, to which a class
+        without examples adds 0.
     """
     z = kto_reference_point(policy_kl_logps, ref_kl_logps)
     chosen = 1 - torch.sigmoid(beta * (policy_chosen_logps - ref_chosen_logps - z))
     rejected = 1 - torch.sigmoid(beta * (z - (policy_rejected_logps - ref_rejected_logps)))
-    return torch.cat([desirable_weight * chosen, undesirable_weight * rejected])
-
-
-def kto_class_means(
-    policy_chosen_logps: Tensor,
-    policy_rejected_logps: Tensor,
-    ref_chosen_logps: Tensor,
-    ref_rejected_logps: Tensor,
-    policy_kl_logps: Tensor,
-    ref_kl_logps: Tensor,
-    beta: float,
-    desirable_weight: float,
-    undesirable_weight: float,
-) -> Tensor:
-    """Return KTO's loss with a mean over each class, so that both weigh the same.
-
-    L = (1/C) sum_c l_c + (1/R) sum_r l_r
-
-    Source: the book's code. On as many desirable as undesirable it is twice the mean of `kto`. The
-    arguments are those of `kto`.
-
-    Returns:
-        The scalar loss; a class without examples adds 0.
-    """
-    logps = (policy_chosen_logps, policy_rejected_logps, ref_chosen_logps, ref_rejected_logps)
-    kl_logps = (policy_kl_logps, ref_kl_logps)
-    losses = kto(*logps, *kl_logps, beta, desirable_weight, undesirable_weight)
-    chosen, rejected = losses.split([len(policy_chosen_logps), len(policy_rejected_logps)])
-    return chosen.sum() / max(len(chosen), 1) + rejected.sum() / max(len(rejected), 1)
+    chosen, rejected = desirable_weight * chosen, undesirable_weight * rejected
+    if class_means:
+        return chosen.sum() / max(len(chosen), 1) + rejected.sum() / max(len(rejected), 1)
+    return torch.cat([chosen, rejected])
 
 
 def apo_zero(

@@ -19,7 +19,7 @@ from rlhf_trl.compare.measure import Book, Measured
 from rlhf_trl.compare.models import Gradients, drifted, make_trainer, untrained
 from rlhf_trl.compare.policy import GROUP, ROWS, PolicyBatch
 from rlhf_trl.errors import InputError
-from rlhf_trl.losses import distillation_loss
+from rlhf_trl.losses.checked import distillation_loss
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 

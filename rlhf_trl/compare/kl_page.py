@@ -4,7 +4,7 @@ Everything is a sum over all sequences of a small vocabulary, in float64: there 
 mean that differs from the exact KL is a bias, and a gradient that points elsewhere does so always.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -17,10 +17,8 @@ from rlhf_trl.book import kl
 from rlhf_trl.compare import report
 from rlhf_trl.output import write_whole
 
-ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    name: getattr(kl, name.replace(" ", "_"))
-    for name in ("k1", "k2", "k3", "code k1", "code k2", "code k3")
-}
+ESTIMATORS: dict[str, kl.Estimator] = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
+ESTIMATORS |= {f"code {name}": kl.in_code(estimator) for name, estimator in ESTIMATORS.items()}
 """The functions of `book/kl.py`; those of the code have the other sign of the log-ratio."""
 
 MEASURED = {

@@ -19,7 +19,7 @@ from rlhf_trl.compare.pairs import DOUBLE, PairWindow
 from rlhf_trl.compare.policy import PolicyBatch, PolicyWindow, View, build_trainer
 from rlhf_trl.compare.rows import Row
 from rlhf_trl.errors import InputError
-from rlhf_trl.losses import kl_estimate
+from rlhf_trl.losses.policy_gradients import kl_estimate
 
 EQUAL = 1e-5  # relative error up to which two gradients are equal
 ZERO = 1e-8  # norm below which a gradient is zero

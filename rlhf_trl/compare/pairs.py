@@ -22,7 +22,7 @@ from rlhf_trl.compare.measure import Book, Measured
 from rlhf_trl.compare.policy import PolicyBatch
 from rlhf_trl.data.fitting import shortened
 from rlhf_trl.errors import InputError
-from rlhf_trl.losses import preference_loss, reward_loss
+from rlhf_trl.losses.checked import preference_loss, reward_loss
 from rlhf_trl.reward_models.reader import pad_texts
 from rlhf_trl.run.stages import STAGES, stage_of
 from rlhf_trl.tiny.model import END, PAD

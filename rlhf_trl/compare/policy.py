@@ -34,7 +34,7 @@ from rlhf_trl.compare.models import (
     untrained_token_scorer,
 )
 from rlhf_trl.errors import InputError
-from rlhf_trl.losses import policy_gradient_loss
+from rlhf_trl.losses.checked import policy_gradient_loss
 from rlhf_trl.tiny.model import END, PAD
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from rlhf_trl.algorithms import Preference, Resolved
 from rlhf_trl.evaluation.held_out import Scores
 from rlhf_trl.evaluation.side_by_side import Policy
-from rlhf_trl.losses import completions_loss
+from rlhf_trl.losses.preferences import completions_loss
 
 
 class Text(NamedTuple):

@@ -130,7 +130,8 @@ def kl_estimate(
     mask: Tensor,
 ) -> Tensor:
     """Return the KL estimate per token, (B, T), in the row's sign; 0 on masked positions."""
-    prefix = "code_" if row.kl_sign == "code" else ""
     assert ref_logps is not None, "a KL is against a reference"
-    estimate = getattr(book.kl, prefix + params["kl_estimator"])
+    estimate = look_up(book.kl, params["kl_estimator"])
+    if row.kl_sign == "code":
+        estimate = book.kl.in_code(estimate)
     return estimate(masked(logps, mask), masked(ref_logps, mask))

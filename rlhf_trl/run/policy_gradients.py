@@ -2,13 +2,14 @@
 
 from typing import Any
 
+from rlhf_trl import output
 from rlhf_trl.algorithms import nearest_row
 from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.examples import Examples
 from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import PENALTIES, WITH_PENALTIES
-from rlhf_trl.models import load_tokenizer
+from rlhf_trl.models import configs_of, load_tokenizer
 from rlhf_trl.rewards.loading import (
     answer_columns,
     check_all_rewarded,
@@ -30,7 +31,7 @@ def train_policy(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
         from rlhf_trl.run.generation_kwargs import check_generation_kwargs
 
         check_generation_kwargs(loaded)
-    train.begin(loaded, loaded.row.label, on_policy_note(loaded))
+    train.begin(loaded, loaded.row.label, on_policy_note(loaded), skipping_note)
     check_reward_model(own)
     texts = answer_columns(own)  # columns of right answers, read as texts whatever their types are
     data = train.read(args, load_prompts, own.dataset, texts)
@@ -80,6 +81,26 @@ def on_policy_note(loaded: Loaded[Any, Any]) -> str | None:
         f"{reason} {name} differs from {nearest.name} in {', '.join(active)} only, not in "
         f"{' and '.join(inactive)}; num_iterations 2 brings that in"
     )
+
+
+def skipping_note(loaded: Loaded[Any, Any]) -> str:
+    """Decide whether the update leaves out completions without advantage; say so, or why not.
+
+    Where the config leaves it open, a run goes on as its checkpoint was made.
+    """
+    from rlhf_trl.trainers.skipping import needs_all
+
+    args, checkpoint = loaded.trl, loaded.trl.resume_from_checkpoint
+    if args.skip_zero_advantage is None:
+        reason = needs_all(loaded.row.row, args, configs_of(loaded.model, args))
+        if checkpoint and not output.read_manifest(checkpoint).get("skip_zero_advantage"):
+            reason = f"as in {checkpoint}"
+        args.skip_zero_advantage = reason is None
+        if reason:
+            return f"skip_zero_advantage off ({reason})"
+    elif args.skip_zero_advantage:
+        needs_all(loaded.row.row, args, configs_of(loaded.model, args))  # refuses
+    return f"skip_zero_advantage {'on' if args.skip_zero_advantage else 'off'}"
 
 
 def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -> list[Any]:

@@ -105,11 +105,17 @@ class _Start:
     nothing_left: str | None = None  # what to say where it has finished before
 
 
-def begin(loaded: Loaded[Any, Any], name: str, note: str | None = None) -> None:
+def begin(
+    loaded: Loaded[Any, Any],
+    name: str,
+    note: str | None = None,
+    detail: Callable[[Loaded[Any, Any]], str] | None = None,
+) -> None:
     """Check the launch, claim the output folder, find the checkpoint, say what is about to run.
 
     For a recipe that trains nothing, the folder is claimed and the config kept there; that is all.
-    `name` says what is trained, and `note` is one more sentence to print.
+    `name` says what is trained, and `note` is one more sentence to print; `detail` returns what the
+    first line ends with, once it is known where the run starts.
     """
     from rlhf_trl.run.origins import begin_reading, find_models
 
@@ -142,6 +148,8 @@ def begin(loaded: Loaded[Any, Any], name: str, note: str | None = None) -> None:
     if args.process_index == 0:  # hashes, in the background, the weights that the run starts from
         begin_reading(loaded.given, args.output_dir)
     load_quietly()
+    if detail is not None:
+        first_line += f"; {detail(loaded)}"
     _announce(args, [first_line] if note is None else [first_line, note])
 
 

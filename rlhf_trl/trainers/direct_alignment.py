@@ -17,7 +17,7 @@ from rlhf_trl.data.fitting import fit, kto_order, rotated
 from rlhf_trl.errors import InputError, setting
 from rlhf_trl.evaluation.beside_loss import AnswersBesideLoss
 from rlhf_trl.evaluation.over_examples import OverExamples, Replay
-from rlhf_trl.losses import completions_loss
+from rlhf_trl.losses.preferences import completions_loss
 from rlhf_trl.reward_models.accuracy import pair_accuracy
 from rlhf_trl.trainers.on_trl import OnTRL, Safeguards, fields_set, with_signature_of
 

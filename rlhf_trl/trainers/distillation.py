@@ -22,7 +22,7 @@ from typing_extensions import override
 from rlhf_trl.algorithms import Distillation, Resolved, of_the_row
 from rlhf_trl.data.answers import completion_text
 from rlhf_trl.errors import InputError
-from rlhf_trl.losses import distilled_loss
+from rlhf_trl.losses.distillation import distilled_loss
 from rlhf_trl.models import EMBEDDED, loading
 from rlhf_trl.policies import load_language_model
 from rlhf_trl.tiny import checkpoint_path

@@ -159,6 +159,8 @@ class OnTRL:
         self.accelerator.wait_for_everyone()
         if args.should_save:
             facts = {"world_size": args.world_size, "save_only_model": args.save_only_model}
+            if hasattr(self, "skips"):
+                facts["skip_zero_advantage"] = self.skips
             output.write_manifest(folder, self.save_checksums, **self.told, **facts)
         self.accelerator.wait_for_everyone()
         if args.push_to_hub:  # TRL's own push did nothing, as there was no manifest yet

@@ -15,7 +15,7 @@ from rlhf_trl.algorithms import of_the_row
 from rlhf_trl.data.fitting import fit
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.over_examples import Batch, Recorder, Replay
-from rlhf_trl.losses import completions_loss
+from rlhf_trl.losses.preferences import completions_loss
 from rlhf_trl.reward_models.accuracy import pair_accuracy
 from rlhf_trl.trainers.direct_alignment import Aligned, AlignmentFields
 from rlhf_trl.trainers.on_trl import fields_set, with_signature_of

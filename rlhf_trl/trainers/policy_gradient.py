@@ -17,12 +17,13 @@ from rlhf_trl.algorithms import FieldError, PolicyGradient, Resolved, RowConfig,
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.evaluation.held_out import WITH_PENALTIES, with_penalties
 from rlhf_trl.evaluation.rewarded import RewardedAnswers
-from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
 from rlhf_trl.losses.calling import look_up
+from rlhf_trl.losses.policy_gradients import estimate_advantages, shaped_rewards, surrogate_loss
 from rlhf_trl.rewards.finished import with_finished
 from rlhf_trl.rollouts.generate import without_generation_config
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
 from rlhf_trl.trainers.on_trl import Batch, OnTRL, Safeguards, with_signature_of
+from rlhf_trl.trainers.skipping import Skipping, UpdateFields
 
 if hasattr(utils, "Table"):  # rich is there, whose columns cut words that are wider than they are
     add_column = partialmethod(utils.Table.add_column, overflow="fold")
@@ -32,12 +33,19 @@ STATE_FILE = "policy_gradient_state_{}.pt"  # in checkpoints, one for each proce
 
 
 @dataclass
-class PolicyGradientConfig(RowConfig, Safeguards):
+class PolicyGradientConfig(RowConfig, Safeguards, UpdateFields):
     """Mixin of configs of TRL's GRPO kind: their row is one of policy gradients."""
 
     kind = PolicyGradient
     critic: ClassVar[bool] = False  # whether the trainer of this config has a value model
     stock_trainer: ClassVar[str] = "GRPOTrainer"
+
+    epsilon: float | None = of_the_row("epsilon")
+    epsilon_high: float | None = of_the_row("epsilon_high")
+    kl_estimator: str | None = of_the_row("kl_estimator")
+    # where an algorithm without ratio reuses a batch; without a row's own, nothing is corrected
+    importance_cap: float | None = of_the_row("importance_cap")
+    missing_eos_penalty: float | None = of_the_row("missing_eos_penalty")
 
     def parameters(self, row: PolicyGradient, user_values: dict[str, Any]) -> dict[str, Any]:
         """Return the parameters of the row's loss."""
@@ -63,8 +71,6 @@ class BookGRPOConfig(PolicyGradientConfig, GRPOConfig):
     default_row: ClassVar[str] = "grpo"
 
     # TRL's fields that a row reads or fixes: TRL's default could not be told from the user's value.
-    epsilon: float | None = of_the_row("epsilon")
-    epsilon_high: float | None = of_the_row("epsilon_high")
     sapo_temperature_pos: float | None = of_the_row("sapo_temperature_pos")
     sapo_temperature_neg: float | None = of_the_row("sapo_temperature_neg")
     loss_type: str | None = of_the_row("loss_type")
@@ -73,14 +79,10 @@ class BookGRPOConfig(PolicyGradientConfig, GRPOConfig):
     multi_objective_aggregation: str | None = of_the_row("multi_objective_aggregation")
     use_bias_correction_kl: bool | None = of_the_row("use_bias_correction_kl")
 
-    kl_estimator: str | None = of_the_row("kl_estimator")
     baseline: str | None = of_the_row("baseline")
     baseline_decay: float | None = of_the_row("baseline_decay")
-    # where an algorithm without ratio reuses a batch; without a row's own, nothing is corrected
-    importance_cap: float | None = of_the_row("importance_cap")
     correctness_reward: str | None = of_the_row("correctness_reward")
     format_reward: str | None = of_the_row("format_reward")
-    missing_eos_penalty: float | None = of_the_row("missing_eos_penalty")
     # the last tokens before max_completion_length
     soft_punish_cache: int | None = of_the_row("soft_punish_cache")
     # afterwards groups without contrast are kept; 0: no rounds, and formulation code drops them
@@ -105,7 +107,7 @@ class BookGRPOConfig(PolicyGradientConfig, GRPOConfig):
         self.num_generations, self.num_generations_eval = 1, in_evaluation
 
 
-class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
+class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers, Skipping):
     """Mixin of trainers of TRL's GRPO kind: advantages and loss are a row's.
 
     Rows that standardize rewards log, per generation, `equal_rewards/frac_groups` (share of groups
@@ -282,6 +284,8 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
     def _shaped(self, output: Batch, rewards: Tensor) -> Tensor:
         """Take the KL to the reference, if there is one, from this process' rewards."""
         logps, ref_logps = self._rollout_logps(output), output["ref_per_token_logps"]
+        if self.skips:  # for TRL's metric `kl`, of the completions that the update leaves out
+            output["rollout_logps"] = logps
         tensors = {"mask": loss_mask(output), "logps": logps, "ref_logps": ref_logps}
         return shaped_rewards(self._row, self._parameters, rewards=rewards, **tensors)
 

@@ -19,7 +19,7 @@ from rlhf_trl.algorithms import of_the_row
 from rlhf_trl.book.aggregation import masked
 from rlhf_trl.errors import InputError, setting
 from rlhf_trl.evaluation.recorded_later import RecordedLater
-from rlhf_trl.losses import estimate_advantages
+from rlhf_trl.losses.policy_gradients import estimate_advantages
 from rlhf_trl.trainers import value_model
 from rlhf_trl.trainers.on_trl import Batch, with_signature_of
 from rlhf_trl.trainers.policy_gradient import (

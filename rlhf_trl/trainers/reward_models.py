@@ -18,7 +18,7 @@ from rlhf_trl.algorithms import RewardModel, RowConfig
 from rlhf_trl.errors import InputError, setting
 from rlhf_trl.evaluation.candidates import RanksCandidates
 from rlhf_trl.evaluation.over_examples import OverExamples
-from rlhf_trl.losses import scores_loss
+from rlhf_trl.losses.reward_models import scores_loss
 from rlhf_trl.reward_models import metrics
 from rlhf_trl.reward_models.classifiers import check_classifier, loading_options, token_classifier
 from rlhf_trl.reward_models.reader import (

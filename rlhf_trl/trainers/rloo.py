@@ -7,7 +7,7 @@ from torch import Tensor
 from trl import RLOOConfig, RLOOTrainer
 from typing_extensions import override
 
-from rlhf_trl.algorithms import PolicyGradient, of_the_row
+from rlhf_trl.algorithms import PolicyGradient
 from rlhf_trl.errors import InputError
 from rlhf_trl.trainers.on_trl import with_signature_of
 from rlhf_trl.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
@@ -19,13 +19,6 @@ class BookRLOOConfig(PolicyGradientConfig, RLOOConfig):
 
     default_row: ClassVar[str] = "rloo"
     stock_trainer: ClassVar[str] = "RLOOTrainer"
-
-    epsilon: float | None = of_the_row("epsilon")
-    epsilon_high: float | None = of_the_row("epsilon_high")
-    kl_estimator: str | None = of_the_row("kl_estimator")
-    # where a batch is reused; without it nothing is corrected (chapter)
-    importance_cap: float | None = of_the_row("importance_cap")
-    missing_eos_penalty: float | None = of_the_row("missing_eos_penalty")
 
     def check_for(self, row: PolicyGradient) -> None:
         """Refuse a row of another trainer."""

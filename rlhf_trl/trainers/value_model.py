@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from trl.trainer.utils import FusedCausalLMOutput, disable_dropout_in_model
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.models import loading
+from rlhf_trl.models import dropouts, loading
 
 NAME = "value_model"
 FIELD = "value_model_name_or_path"
@@ -52,9 +52,8 @@ def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **op
     config.num_labels = 1  # transformers makes two by default
     config.pad_token_id = policy.config.get_text_config().pad_token_id  # or a batch is refused
     # attention reads its dropout from the config; `disable_dropout_in_model` finds modules only
-    for name, value in config.to_dict().items():
-        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
-            setattr(config, name, 0.0)
+    for name in dropouts(config):
+        setattr(config, name, 0.0)
     remedy = "name a decoder whose architecture has one"
     fault = "cannot be loaded as a sequence classifier"
     with loading(f"{FIELD}: {source!r}", remedy, fault, new_head=True):
