@@ -107,12 +107,14 @@ def _generate(model: Any, stock: Any, **inputs: Any) -> Tensor:
 def is_plain(model: Any, config: GenerationConfig) -> bool:
     """Tell whether `decode` can take the place of a model's `generate`.
 
-    It knows full attention over all that was read, the four `SHAPES`, and models that draw nothing
-    at random themselves, as dropout would once for each sequence that is read.
+    It knows full attention over all that was read (by torch's sdpa), the four `SHAPES`, and models
+    that draw nothing at random themselves, as dropout would once for each sequence that is read.
     """
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         return False
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if base.config.get_text_config()._attn_implementation != "sdpa":
+        return False
     if any(getattr(type(base), name) is not getattr(GenerationMixin, name) for name in METHODS):
         return False
     settings = {name for name, value in config.to_diff_dict().items() if value is not None}
@@ -160,7 +162,9 @@ def decode(
     for step in range(config.max_new_tokens):
         if step:
             position, mask = position + 1, torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
-            inputs = {"attention_mask": mask, "position_ids": position, "past_key_values": cache}
+            # four dimensions, which the model takes as they are: no mask is built in every step
+            inputs = {"attention_mask": mask[:, None, None].bool(), "position_ids": position}
+            inputs["past_key_values"] = cache
             logits = model(input_ids=ids[kept, -1:], **inputs, **options).logits[:, -1]
         scores = shape(ids[kept], logits.float())
         if config.do_sample:
