@@ -10,6 +10,12 @@ pairs, with a 95 % bootstrap interval of the median.
 
 With --ppo, "ours" is a step of PPO, and "stock" a step of stock GRPOTrainer plus one forward and
 backward pass of the value model on the same batch.
+
+    OMP_NUM_THREADS=1 .venv/bin/python scripts/benchmark.py --demo --pairs 6
+
+times whole runs of configs/tiny/grpo.yaml, generation included: stock GRPOTrainer, ours with
+nothing on, with each part alone that saves time, and with all of them, in random order within each
+of the rounds (`--pairs`), `--steps` each. What a part is worth is its ratio against "nothing on".
 """
 
 import argparse
@@ -18,6 +24,8 @@ import random
 import statistics
 import tempfile
 import time
+from dataclasses import fields
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -25,16 +33,18 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from rlhf_trl import tiny
 from rlhf_trl.data.gym import GymData, GymTasks, Spec
 from rlhf_trl.rewards.loading import load_rewards
 from rlhf_trl.rewards.verifiers import exact_match, format_reward
+from rlhf_trl.run.stages import STAGES
 from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer
 from rlhf_trl.trainers.ppo import BookPPOConfig, BookPPOTrainer
 
 WARM_UP = 10  # pairs
+PARTS = {"read_prompts_once": "exact", "skip_zero_advantage": True, "share_prompts": True}
 
 
 class Alternate(TrainerCallback):
@@ -97,12 +107,80 @@ def fixed_completions(tokenizer):
     return generate
 
 
+def demo_seconds(settings: dict[str, Any] | None, steps: int, seed: int) -> float:
+    """Return the CPU time of training the demo: by stock GRPOTrainer (None) or ours."""
+    given = STAGES["grpo"].load(["--config", "configs/tiny/grpo.yaml"]).given
+    names = {field.name for field in fields(GRPOConfig)}
+    config = {name: value for name, value in given.items() if name in names}
+    config |= {"max_steps": steps, "seed": seed, "eval_strategy": "no", "disable_tqdm": True}
+    block = {name: value for name, value in given["dataset"].items() if name != "source"}
+    block["specs"] = [Spec(**spec) for spec in block["specs"]]
+    tasks = GymTasks(GymData(**block))
+    with tempfile.TemporaryDirectory() as config["output_dir"]:
+        if settings is None:
+            trainer_class, args = GRPOTrainer, GRPOConfig(**config, loss_type="grpo")
+            rewards = [exact_match, format_reward]
+        else:
+            trainer_class, args = BookGRPOTrainer, BookGRPOConfig(**config, **settings)
+            rewards = load_rewards(["exact_match", "format"], tasks)
+        trainer = trainer_class(
+            model=tiny.checkpoint_path(),
+            reward_funcs=rewards,
+            args=args,
+            train_dataset=Dataset.from_list(tasks.train),
+            processing_class=AutoTokenizer.from_pretrained(tiny.checkpoint_path()),
+        )
+        trainer.log = lambda *args, **kwargs: trainer._metrics["train"].clear()  # no line a step
+        started = time.process_time()
+        trainer.train()
+        return time.process_time() - started
+
+
+def demo(rounds: int, steps: int) -> None:
+    """Time the demo with every part, and print each against stock and against none."""
+    known = {field.name for field in fields(BookGRPOConfig)}
+    parts = {name: value for name, value in PARTS.items() if name in known}
+    variants: dict[str, dict[str, Any] | None] = {"stock": None, "nothing on": {}}
+    variants |= {name: {name: value} for name, value in parts.items()}
+    if len(parts) > 1:
+        variants["all on"] = parts
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    generator = random.Random(0)
+    demo_seconds(None, steps=2, seed=0)  # what is done once for all runs
+    for seed in range(rounds):
+        for name in generator.sample([*variants], len(variants)):
+            seconds[name].append(demo_seconds(variants[name], steps, seed))
+    for name, values in seconds.items():
+        line = f"{name}: {statistics.median(values):.1f} s"
+        for base in ("stock", "nothing on"):
+            ratios = [a / b for a, b in zip(values, seconds[base], strict=True)]
+            low, high = median_interval(ratios)
+            line += f"; / {base} {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
+        print(line)
+
+
+def median_interval(ratios: list[float]) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of a median."""
+    generator = random.Random(0)
+    medians = sorted(
+        statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(2000)
+    )
+    return medians[50], medians[-50]
+
+
 def main() -> None:
     """Run the pairs and print the ratio."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--ppo", action="store_true", help="time PPO instead")
-    pairs, ppo = parser.parse_args().pairs, parser.parse_args().ppo
+    parser.add_argument("--demo", action="store_true", help="time whole runs of the demo")
+    parser.add_argument("--steps", type=int, default=100, help="of a run of the demo")
+    options = parser.parse_args()
+    pairs, ppo = options.pairs, options.ppo
+    if options.demo:
+        torch.set_num_threads(1)
+        demo(pairs, options.steps)
+        return
     ours_class, config_class = BookGRPOTrainer, BookGRPOConfig
     if ppo:
         ours_class, config_class = BookPPOTrainer, BookPPOConfig
@@ -142,14 +220,11 @@ def main() -> None:
 
     ours, stock = (alternate.seconds[kind][WARM_UP:] for kind in (True, False))
     ratios = [a / b for a, b in zip(ours, stock, strict=True)]
-    generator = random.Random(0)
-    medians = sorted(
-        statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(2000)
-    )
+    low, high = median_interval(ratios)
     print(
         f"{len(ratios)} pairs, stock {1000 * statistics.median(stock):.0f} ms a step; "
         f"ours / stock {statistics.median(ratios):.3f}, "
-        f"95 % interval {medians[50]:.3f} to {medians[-50]:.3f}"
+        f"95 % interval {low:.3f} to {high:.3f}"
     )
 
 

@@ -8,7 +8,17 @@ ROOT = Path(__file__).parent.parent
 ROOMS = [
     *["errors", "book", "algorithms", "losses", "tiny", "output", "cards", "models", "policies"],
     *["quantized", "on_deepspeed", "synced_reference"],
-    *["data", "rollouts", "reward_models", "rewards", "evaluation", "trainers", "run", "ports"],
+    *[
+        "data",
+        "micro_batches",
+        "rollouts",
+        "reward_models",
+        "rewards",
+        "evaluation",
+        "trainers",
+        "run",
+        "ports",
+    ],
     *["pipeline", "compare", "cli"],
 ]
 

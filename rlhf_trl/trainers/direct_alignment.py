@@ -20,6 +20,7 @@ from rlhf_trl.evaluation.over_examples import OverExamples, Replay
 from rlhf_trl.losses.preferences import completions_loss
 from rlhf_trl.reward_models.accuracy import pair_accuracy
 from rlhf_trl.trainers.on_trl import OnTRL, Safeguards, fields_set, with_signature_of
+from rlhf_trl.trainers.rebalanced import Rebalanced
 
 
 @dataclass
@@ -93,7 +94,7 @@ class BookKTOConfig(AlignmentFields, KTOConfig):
     loss_type: str | None = of_the_row("loss_type")
 
 
-class Aligned(OnTRL, AnswersBesideLoss, OverExamples):
+class Aligned(Rebalanced, OnTRL, AnswersBesideLoss, OverExamples):
     """What the direct-alignment trainers share: the row, and a seam in TRL's loss."""
 
     reference_names: ClassVar[tuple[str, ...]] = ()  # TRL's for its log-probabilities
@@ -106,7 +107,8 @@ class Aligned(OnTRL, AnswersBesideLoss, OverExamples):
 
     def _counts_examples(self) -> bool:
         fields = ("overlong", "interleave_labels")
-        return any(getattr(self.args, name, None) is not None for name in fields)
+        is_fitted = any(getattr(self.args, name, None) is not None for name in fields)
+        return is_fitted or super()._counts_examples()
 
     # Calls _compute_loss, which reads the reference's log-probabilities and returns no policy's.
     def _recorded(self, compute: Any, model: Any, inputs: Any, return_outputs: bool) -> Any:
@@ -260,6 +262,9 @@ class BookDPOTrainer(Aligned, DPOTrainer):
 
     def _batch_size(self, inputs):
         return len(inputs["input_ids"]) // 2
+
+    def _texts(self):
+        return "chosen_ids", "rejected_ids"
 
 
 class BookKTOTrainer(Aligned, KTOTrainer):

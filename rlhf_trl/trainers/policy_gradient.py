@@ -14,12 +14,13 @@ from typing_extensions import override
 
 from rlhf_trl import book
 from rlhf_trl.algorithms import FieldError, PolicyGradient, Resolved, RowConfig, of_the_row
-from rlhf_trl.errors import InputError, nearest
+from rlhf_trl.errors import InputError, nearest, setting
 from rlhf_trl.evaluation.held_out import WITH_PENALTIES, with_penalties
 from rlhf_trl.evaluation.rewarded import RewardedAnswers
 from rlhf_trl.losses.calling import look_up
 from rlhf_trl.losses.policy_gradients import estimate_advantages, shaped_rewards, surrogate_loss
 from rlhf_trl.rewards.finished import with_finished
+from rlhf_trl.rollouts.decode import ReadsPromptsOnce
 from rlhf_trl.rollouts.generate import without_generation_config
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
 from rlhf_trl.trainers.on_trl import Batch, OnTRL, Safeguards, with_signature_of
@@ -37,9 +38,13 @@ class PolicyGradientConfig(RowConfig, Safeguards, UpdateFields):
     """Mixin of configs of TRL's GRPO kind: their row is one of policy gradients."""
 
     kind = PolicyGradient
+    in_recipes: ClassVar = {"read_prompts_once": "exact"}
     critic: ClassVar[bool] = False  # whether the trainer of this config has a value model
     stock_trainer: ClassVar[str] = "GRPOTrainer"
 
+    read_prompts_once: str | None = setting(
+        "without vLLM: where tokens stay the same, or always", choices=["exact", "always"]
+    )
     epsilon: float | None = of_the_row("epsilon")
     epsilon_high: float | None = of_the_row("epsilon_high")
     kl_estimator: str | None = of_the_row("kl_estimator")
@@ -107,7 +112,7 @@ class BookGRPOConfig(PolicyGradientConfig, GRPOConfig):
         self.num_generations, self.num_generations_eval = 1, in_evaluation
 
 
-class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers, Skipping):
+class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers, ReadsPromptsOnce, Skipping):
     """Mixin of trainers of TRL's GRPO kind: advantages and loss are a row's.
 
     Rows that standardize rewards log, per generation, `equal_rewards/frac_groups` (share of groups

@@ -31,6 +31,7 @@ from rlhf_trl.reward_models.reader import (
     reading_last_tokens,
 )
 from rlhf_trl.trainers.on_trl import OnTRL, Safeguards, fields_set, with_signature_of
+from rlhf_trl.trainers.rebalanced import Rebalanced
 
 
 @dataclass
@@ -67,7 +68,7 @@ class BookTokenRewardConfig(BookRewardConfig):
         super().__post_init__()
 
 
-class _OnRewardTrainer(OnTRL, OverExamples, RanksCandidates, RewardTrainer):
+class _OnRewardTrainer(Rebalanced, OnTRL, OverExamples, RanksCandidates, RewardTrainer):
     """RewardTrainer that also measures what a reward model is used for.
 
     Evaluation adds metrics of the held-out rows and, where there are `candidates`, of how well the
@@ -118,7 +119,7 @@ class _OnRewardTrainer(OnTRL, OverExamples, RanksCandidates, RewardTrainer):
         return output
 
     def _counts_examples(self) -> bool:
-        return self._algorithm in ("kwise", "orm", "prm")
+        return self._algorithm in ("kwise", "orm", "prm") or super()._counts_examples()
 
     def _row_metrics(self, rows: list[Any], dataset: Any) -> dict[str, float]:
         return {}
@@ -235,6 +236,9 @@ class BookRewardTrainer(_OnRewardTrainer):
 
     def _batch_size(self, inputs):
         return len(inputs["input_ids"]) // inputs.get("list_length", 2)
+
+    def _texts(self):
+        return ("ranked_ids",) if self._algorithm == "kwise" else ("chosen_ids", "rejected_ids")
 
     # Extends Trainer._save: a config without a pad token says that the end token is read.
     @override
@@ -383,6 +387,9 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
             rows = zip(logits.detach().float().cpu(), labels.cpu(), is_step, strict=True)
             self._rows = [(x[steps], y[steps].tolist()) for x, y, steps in rows]
         return (loss, outputs) if return_outputs else loss
+
+    def _texts(self):
+        return ("input_ids",) if self._row.label == "orm (chapter)" else ()
 
     def _log_accuracy(self, logits: Tensor, labels: Tensor) -> None:
         """Log the share of tokens or steps with a label, over all processes, that are judged so."""
