@@ -121,10 +121,10 @@ def configs_of(model: Any, args: Any) -> list[Any]:
     if model.model_name_or_path == UNTRAINED:
         return []
     configs = [model_config(model, args).get_text_config(), get_peft_config(model)]
-    if Path(_path(model), ADAPTER).is_file():
+    if Path(_path_or_name(model), ADAPTER).is_file():
         from peft import PeftConfig
 
-        configs.append(PeftConfig.from_pretrained(_path(model)))
+        configs.append(PeftConfig.from_pretrained(_path_or_name(model)))
     return [config for config in configs if config is not None]
 
 

@@ -10,7 +10,6 @@ ROOMS = [
     *["quantized", "on_deepspeed", "synced_reference"],
     *[
         "data",
-        "micro_batches",
         "rollouts",
         "reward_models",
         "rewards",

@@ -26,7 +26,7 @@ class Rebalanced:
     def _take(self, args: Any, model: Any) -> Any:
         args = super()._take(args, model)
         if self._rebalances():
-            from rlhf_trl import micro_batches
+            from rlhf_trl.data import micro_batches
 
             micro_batches.check_mean(self._row.label, self._texts())
         return args
@@ -39,7 +39,7 @@ class Rebalanced:
     def _get_train_sampler(self, dataset=None):
         if not self._rebalances():
             return super()._get_train_sampler(dataset)
-        from rlhf_trl import micro_batches
+        from rlhf_trl.data import micro_batches
 
         lengths = micro_batches.lengths(self.train_dataset, self._texts(), self.args)
         sampler = super()._get_train_sampler(lengths)
@@ -62,7 +62,7 @@ class Rebalanced:
         """Take a step whose loss counts by its share of the examples."""
         if not self._rebalances():
             return super().training_step(model, inputs, *args, **kwargs)
-        from rlhf_trl import micro_batches
+        from rlhf_trl.data import micro_batches
 
         # of the processes, whose number here cancels out, DDP takes the mean
         share = self._batch_size(inputs) * self.args.world_size / self._step_examples

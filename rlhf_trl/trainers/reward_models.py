@@ -5,28 +5,25 @@ from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import IterableDataset
 from torch import Tensor
 from trl import RewardConfig, RewardTrainer
 from typing_extensions import override
 
 from rlhf_trl.algorithms import RewardModel, RowConfig
 from rlhf_trl.errors import InputError, setting
-from rlhf_trl.evaluation.candidates import RanksCandidates
+from rlhf_trl.evaluation.judged import JudgesRows
 from rlhf_trl.evaluation.over_examples import OverExamples
 from rlhf_trl.losses.reward_models import scores_loss
-from rlhf_trl.reward_models import metrics
 from rlhf_trl.reward_models.classifiers import check_classifier, loading_options, token_classifier
 from rlhf_trl.reward_models.reader import (
     CLASSES,
     Encoded,
     Reader,
     collate_ranked,
-    judged_class,
     pad_texts,
     reading_last_tokens,
 )
@@ -68,18 +65,12 @@ class BookTokenRewardConfig(BookRewardConfig):
         super().__post_init__()
 
 
-class _OnRewardTrainer(Rebalanced, OnTRL, OverExamples, RanksCandidates, RewardTrainer):
-    """RewardTrainer that also measures what a reward model is used for.
-
-    Evaluation adds metrics of the held-out rows and, where there are `candidates`, of how well the
-    model ranks several completions of a prompt.
-    """
+class _OnRewardTrainer(JudgesRows, Rebalanced, OnTRL, OverExamples, RewardTrainer):
+    """RewardTrainer that reads texts by a `Reader`, with the evaluation of `JudgesRows`."""
 
     known: ClassVar[tuple[str, ...]]  # the algorithms that a subclass trains
 
-    reader: Reader  # how texts are read and scored
     left_out: dict[str, int]  # rows that were too long, by data set
-    on_answers: Any = None  # called on the main process with step, metrics, and [] for answers
 
     def _take(self, args: Any, model: Any) -> Any:
         args = super()._take(args, model)
@@ -90,42 +81,8 @@ class _OnRewardTrainer(Rebalanced, OnTRL, OverExamples, RanksCandidates, RewardT
         self.reader = Reader(name, self._formulation, *steps)
         return args
 
-    # Extends RewardTrainer.evaluate, to tell afterwards.
-    @override
-    def evaluate(self, *args, **kwargs):
-        """Evaluate as RewardTrainer does, with the added metrics, and tell `on_answers`."""
-        metrics = super().evaluate(*args, **kwargs)
-        if self.on_answers is not None and self.is_world_process_zero():
-            skipped = ("time", "per_second", "epoch", "num_tokens")
-            shown = {name: x for name, x in metrics.items() if not name.endswith(skipped)}
-            self.on_answers(self.state.global_step, shown, [])
-        return metrics
-
-    # Extends OverExamples.evaluation_loop, whose metrics `evaluate` logs.
-    @override
-    def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
-        """Run the loop, then add what the model is used for."""
-        self._rows, kwargs["metric_key_prefix"] = [], metric_key_prefix
-        output = super().evaluation_loop(dataloader, *args, **kwargs)
-        if not self._evaluates_examples():
-            return output
-        self.judged = {"rows": self._rows, "scores": self._score_candidates()}
-        added = self._row_metrics(self._rows, dataloader.dataset)
-        if self.candidates:
-            added |= metrics.ranking_metrics(*self.ranking())
-        for name, value in added.items():
-            self._metrics["eval"].pop(name, None)  # RewardTrainer's, of the same name
-            output.metrics[f"{metric_key_prefix}_{name}"] = value
-        return output
-
     def _counts_examples(self) -> bool:
         return self._algorithm in ("kwise", "orm", "prm") or super()._counts_examples()
-
-    def _row_metrics(self, rows: list[Any], dataset: Any) -> dict[str, float]:
-        return {}
-
-    def _kept(self, output):
-        return {"logits": output.logits}
 
     def _collating(self, collate: Any) -> Any:
         filler, multiple = self.processing_class.pad_token_id, self.args.pad_to_multiple_of
@@ -254,17 +211,6 @@ class BookRewardTrainer(_OnRewardTrainer):
         _count_tokens(self, inputs)
         return scores_loss(self._row, self._parameters, rewards=rewards), outputs, rewards
 
-    def _row_metrics(self, rows: list[list[float]], dataset: Any) -> dict[str, float]:
-        """Return the metrics of pairs, and the accuracy of each `kind` of rows that is told."""
-        results = metrics.pair_metrics(*_sides(rows))
-        has_kinds = isinstance(dataset, Dataset) and "kind" in dataset.column_names
-        kinds = dataset["kind"][: len(rows)] if has_kinds else ()
-        for kind in dict.fromkeys(kinds):
-            of_kind = [row for row, k in zip(rows, kinds, strict=True) if k == kind]
-            accuracy = metrics.pair_metrics(*_sides(of_kind))["pair_accuracy"]
-            results[f"pair_accuracy_{kind}"] = accuracy
-        return results
-
 
 def _check_lists(lists: Sequence[Sequence[Any]], dataset_name: str) -> None:
     """Refuse ranked lists of several lengths: a batch does not say where each of its lists ends."""
@@ -280,12 +226,6 @@ def _check_lists(lists: Sequence[Sequence[Any]], dataset_name: str) -> None:
 def _longest(ids: list[int] | list[list[int]]) -> int:
     """Return the tokens of a text, or of the longest of several."""
     return len(ids) if isinstance(ids[0], int) else max(map(len, ids))
-
-
-def _sides(rows: list[list[float]]) -> tuple[list[float], list[float]]:
-    """Return the better and the worse rewards of all neighbors in ranked lists (or pairs)."""
-    pairs = [pair for row in rows for pair in pairwise(row)]
-    return [better for better, _ in pairs], [worse for _, worse in pairs]
 
 
 class BookTokenRewardTrainer(_OnRewardTrainer):
@@ -382,7 +322,7 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
         loss = scores_loss(self._row, self._parameters, **tensors)
         _count_tokens(self, inputs)
         self._log_accuracy(logits.detach(), labels)
-        if not self.model.training and self.reader.algorithm == "prm":  # for `_row_metrics`
+        if not self.model.training and self.reader.algorithm == "prm":  # for the metrics of steps
             is_step = (labels != -100).cpu()
             rows = zip(logits.detach().float().cpu(), labels.cpu(), is_step, strict=True)
             self._rows = [(x[steps], y[steps].tolist()) for x, y, steps in rows]
@@ -398,16 +338,6 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
         right = ((predicted == labels) & counted).sum()
         counts = self.accelerator.gather(torch.stack([right, counted.sum()])).view(-1, 2).sum(0)
         self._logged["accuracy"].append((counts[0] / counts[1].clamp(min=1)).item())
-
-    def _row_metrics(self, rows: list[tuple[Tensor, list[int]]], dataset: Any) -> dict[str, float]:
-        if self.reader.algorithm == "orm":
-            return super()._row_metrics(rows, dataset)
-        predicted = [judged_class(logits) for logits, _ in rows]
-        return metrics.step_metrics(predicted, [self.meaning(labels) for _, labels in rows])
-
-    def meaning(self, labels: Sequence[int]) -> list[int]:
-        """Return the labels -1, 0, 1 that the numbers of the loss stand for."""
-        return [CLASSES[i] if self.reader.num_labels > 1 else 2 * i - 1 for i in labels]
 
 
 def _adapting(task_type: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
