@@ -109,6 +109,13 @@ class Subject:
         """The user's fields that the batches replace by others."""
         return sorted(name for name, value in self.values.items() if name in OWN and value)
 
+    @property
+    def averages_unequal(self) -> bool:
+        """Whether TRL takes the plain mean over micro-batches of several sizes."""
+        cut_by_length = self.values.get("train_sampling_strategy") == "batch_rebalance"
+        formulation = self.trainer_arguments.get("formulation", "trl")
+        return cut_by_length and self.accumulation > 1 and formulation == "trl"
+
     def unsettled(self, config: Any) -> tuple[str, ...]:
         """Return the fields of UNSHOWN that may act in the user's run; `config` is its config."""
         set_to = {name: self.values.get(name, off) for name, off in UNSHOWN.items()}
@@ -117,6 +124,8 @@ class Subject:
         if not getattr(config, "beta", 1):  # then nothing reads the reference
             set_to["sync_ref_model"] = False
         acting = sorted(name for name, off in UNSHOWN.items() if set_to[name] not in (None, off))
+        if self.averages_unequal:
+            acting.append("train_sampling_strategy")
         return (*acting, *(self._unusual_sampling() if corrects else ()))
 
     def _corrects_sampler(self, config: Any) -> bool:
