@@ -422,6 +422,19 @@ def test_what_is_left_out_is_said(tmp_path, capsys):
     assert "not measured: missing_eos_penalty" in capsys.readouterr().out
 
 
+def test_stock_trainers_average_unequal_micro_batches(tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    text = "{algorithm: dpo, gradient_accumulation_steps: 4, formulation: %s"
+    for which, unequal in (("trl", True), ("chapter", False)):
+        path.write_text(f"{text % which}, train_sampling_strategy: batch_rebalance}}")
+        main(["compare", "--config", str(path), "--algorithms", "dpo"])
+        assert (
+            "TRL takes their plain mean" in " ".join(capsys.readouterr().out.split())
+        ) == unequal
+        [distance] = distances(read_subject(path, None), [("dpo", which)])
+        assert distance.untested == (("train_sampling_strategy",) if unequal else ())
+
+
 @pytest.mark.parametrize(
     ("text", "trainer", "said"),
     [

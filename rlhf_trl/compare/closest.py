@@ -135,6 +135,13 @@ class Subject:
             name for name, value in self.values.items() if name in SET_BY_BATCHES and value
         )
 
+    @property
+    def averages_unequal(self) -> bool:
+        """Whether TRL takes the plain mean over micro-batches of several sizes."""
+        cut_by_length = self.values.get("train_sampling_strategy") == "batch_rebalance"
+        formulation = self.trainer_arguments.get("formulation", "trl")
+        return cut_by_length and self.accumulation > 1 and formulation == "trl"
+
     def untested_fields(self, config: Any) -> tuple[str, ...]:
         """Return the fields that may act in the user's run, but not on the fixed batches.
 
@@ -147,6 +154,8 @@ class Subject:
         if not getattr(config, "beta", 1):  # without a KL nothing reads the reference
             values["sync_ref_model"] = False
         acting = sorted(name for name, off in UNSHOWN.items() if values[name] not in (None, off))
+        if self.averages_unequal:
+            acting.append("train_sampling_strategy")
         if corrects_sampler:
             acting += self._unusual_sampling()
         return tuple(acting)

@@ -239,6 +239,13 @@ def render_distances(subject: Subject, distances: Sequence[Distance], output_for
         _closest(subject, distances),
         f"measured on {', '.join(batches)}; each line shows the batch where it is worst",
     ]
+    if subject.averages_unequal:
+        sentences.append(
+            "train_sampling_strategy: batch_rebalance makes micro-batches of unequal size, and TRL "
+            "takes their plain mean: on pairs of 40 tokens and at most 200, an update is off by "
+            "0.9 of its length; in formulations chapter and code each counts by its examples, and "
+            "the update is that of equal ones to 1e-6"
+        )
     if subject.left_out:
         left_out = ", ".join(subject.left_out)
         sentences.append(f"not measured: {left_out} (the batches have their own)")

@@ -1,7 +1,5 @@
 """Generation that reads a prompt once for all its completions: the tokens of stock `generate`."""
 
-from functools import partial
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -9,8 +7,6 @@ from torch import Tensor, nn
 from transformers import DynamicCache, GenerationConfig, GenerationMixin
 from transformers.cache_utils import DynamicLayer
 from transformers.generation import logits_process
-from transformers.integrations import is_deepspeed_zero3_enabled
-from typing_extensions import override
 
 # fields of a GenerationConfig that say how long, and from which token on, nothing is written
 LENGTHS = {"max_new_tokens", "pad_token_id", "bos_token_id", "eos_token_id"}
@@ -55,48 +51,7 @@ class _InPlaceLayer(DynamicLayer):
         return self.keys, self.values
 
 
-class ReadsPromptsOnce:
-    """Trainer mixin: without vLLM, `read_prompts_once` lets `decode` generate where it can.
-
-    "exact" does so on a CPU in float32, where every token is that of `generate`; "always" on any
-    device and in any precision, where rounding depends on how many sequences are read at once.
-    """
-
-    def _reads_prompts_once(self) -> bool:
-        wanted, args = getattr(self.args, "read_prompts_once", None), self.args
-        if self._stock or wanted is None or args.use_vllm or args.torch_compile:
-            return False
-        if self.is_fsdp_enabled or is_deepspeed_zero3_enabled():  # whose processes wait for all
-            return False
-        is_exact = args.device.type == "cpu" and self.model.dtype == torch.float32 and not args.bf16
-        return wanted == "always" or is_exact
-
-    # Extends _generate_single_turn of TRL's trainers, which calls the model's `generate`.
-    @override
-    def _generate_single_turn(self, *args, **kwargs):
-        if not self._reads_prompts_once():
-            return super()._generate_single_turn(*args, **kwargs)
-        model = self.accelerator.unwrap_model(self.model)
-        model.generate = partial(_generate, model, model.generate)
-        try:
-            return super()._generate_single_turn(*args, **kwargs)
-        finally:
-            del model.generate
-
-    # Extends _tokenize_prompts of TRL's trainers: equal neighbors are tokenized once.
-    @override
-    def _tokenize_prompts(self, prompts):
-        has_images_or_tools = self._is_vlm or getattr(self, "environment_factories", None)
-        if not self._reads_prompts_once() or has_images_or_tools:
-            return super()._tokenize_prompts(prompts)
-        groups = [(prompt, len([*equal])) for prompt, equal in groupby(prompts)]
-        ids, images, fields = super()._tokenize_prompts([prompt for prompt, _ in groups])
-        counts = [count for _, count in groups]
-        repeated = [[*own] for own, count in zip(ids, counts, strict=True) for _ in range(count)]
-        return repeated, images, fields
-
-
-def _generate(model: Any, stock: Any, **inputs: Any) -> Tensor:
+def decode_or_generate(model: Any, stock: Any, **inputs: Any) -> Tensor:
     """Return what the stock method would; by `decode` if it can."""
     is_text = inputs.keys() == {"input_ids", "attention_mask", "generation_config"}
     if is_text and is_plain(model, inputs["generation_config"]):

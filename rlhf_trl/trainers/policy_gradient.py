@@ -20,8 +20,8 @@ from rlhf_trl.evaluation.rewarded import RewardedAnswers
 from rlhf_trl.losses.calling import look_up
 from rlhf_trl.losses.policy_gradients import estimate_advantages, shaped_rewards, surrogate_loss
 from rlhf_trl.rewards.finished import with_finished
-from rlhf_trl.rollouts.decode import ReadsPromptsOnce
 from rlhf_trl.rollouts.generate import without_generation_config
+from rlhf_trl.rollouts.prompts_once import ReadsPromptsOnce
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
 from rlhf_trl.trainers.on_trl import Batch, OnTRL, Safeguards, with_signature_of
 from rlhf_trl.trainers.skipping import Skipping, UpdateFields
