@@ -52,7 +52,7 @@ SIZES = {
 OF_EXPERTS = {
     "num_experts": 4,
     "num_local_experts": 4,
-    "num_experts_per_tok": 2,
+    "num_experts_per_tok": 4,  # all: which experts are best would depend on rounding
     "moe_intermediate_size": 96,
 }
 

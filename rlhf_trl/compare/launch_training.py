@@ -24,7 +24,7 @@ from rlhf_trl.run.started import start
 from rlhf_trl.tiny.model import PAD
 
 SGD, CONFIGURED = "SGD", "the configured optimizer"
-MOVES = {"no": 0.01, "bf16": 0.001, "fp16": 0.001}
+MOVES = {"no": 0.01, "bf16": 1e-4, "fp16": 1e-4}
 """Of SGD's first step, relative to the weights: far above the rounding of float32, and so small
 that three steps hardly multiply the rounding of a forward pass in 16 bits."""
 
