@@ -46,6 +46,6 @@ class ReadsPromptsOnce:
             return super()._tokenize_prompts(prompts)
         groups = [(prompt, len([*equal])) for prompt, equal in groupby(prompts)]
         ids, images, fields = super()._tokenize_prompts([prompt for prompt, _ in groups])
-        counts = [count for _, count in groups]
-        repeated = [[*own] for own, count in zip(ids, counts, strict=True) for _ in range(count)]
+        pairs = zip(ids, groups, strict=True)
+        repeated = [[*own] for own, (_, count) in pairs for _ in range(count)]
         return repeated, images, fields
