@@ -69,7 +69,8 @@ CASES = {
     "rloo, KL in the reward": {"beta": 0.1},
 }
 MORE = {
-    **{name: {} for name in ("drgrpo", "gspo", "cispo_window", "sapo", "dapo", "rloo", "maxrl")},
+    **{name: {} for name in ("drgrpo", "gspo", "cispo_window", "sapo", "dapo", "rloo")},
+    "maxrl": {"format_reward": None},
     "grpo, four iterations": {"num_iterations": 4, "steps": 4},
     "grpo, four steps a generation": {
         "steps_per_generation": 4,
@@ -104,7 +105,7 @@ def test_the_gradient_of_every_row_is_that_of_all_completions(case, fields):
     difference, _ = apart(name, fields, **config)
     print(f"{case}: {difference:.1e}")
     # shared, a ratio is to log-probabilities of a padded batch, and their rounding shows
-    assert difference < (1e-5 if fields.keys() & SHARED.keys() else 1e-6)
+    assert difference < (1e-5 if fields.keys() & SHARED.keys() else 2e-6)
 
 
 def test_shared_prompts_are_used_and_leave_the_gradient():
@@ -237,7 +238,6 @@ def test_what_forbids_skipping_is_named(row, config, model, says):
         ("grpo", {"layer_types": ["sliding_attention", "full_attention"]}, "layer_types of qwen3"),
         ("grpo", {"layer_types": None, "sliding_window": 8}, "layer_types of qwen3"),
         ("grpo", {"output_router_logits": True}, "the router of qwen3"),
-        ("grpo", {"attention_dropout": 0.1}, "attention_dropout: 0.1"),
     ],
 )
 def test_what_forbids_sharing_is_named(row, model, says):

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rlhf_trl.algorithms import Formulation
-from rlhf_trl.trainers.skipping import random_numbers
 
 
 def obstacles(row: Formulation, args: Any, configs: Sequence[Any]) -> dict[str, Any]:
@@ -39,7 +38,6 @@ def obstacles(row: Formulation, args: Any, configs: Sequence[Any]) -> dict[str, 
         "an adapter that learns a prompt": any(
             getattr(adapter, "is_prompt_learning", False) for adapter in adapters
         ),
-        **random_numbers(args, configs),
     }
 
 

@@ -27,11 +27,13 @@ class UpdateFields:
     share_prompts: bool = setting("read a prompt once for its completions in the update", False)
 
 
-def needs_all(row: Formulation, args: Any, configs: Sequence[Any]) -> str | None:
+def needs_all(
+    row: Formulation, args: Any, configs: Sequence[Any], own_loss: bool = False
+) -> str | None:
     """Return a setting with which completions whose advantage is 0 train all the same, or None.
 
-    `configs` are those of the model and its adapters. Refuses `skip_zero_advantage` where it stands
-    beside such a setting.
+    `configs` are those of the model and its adapters; `own_loss` says that a subclass computes the
+    loss. Refuses `skip_zero_advantage: true` beside such a setting.
     """
     router = getattr(args, "router_aux_loss_coef", 0)
     has_router = any(hasattr(config, "output_router_logits") for config in configs)
@@ -40,7 +42,7 @@ def needs_all(row: Formulation, args: Any, configs: Sequence[Any]) -> str | None
         "formulation: trl, which is stock TRL": args.formulation == "trl",
         f"{row.label}, whose loss reads a teacher": row.family != "policy_gradient",
         f"{row.label}, whose critic learns from them": has_critic,
-        "a surrogate of your own, which may not be weighed by them": callable(row.surrogate),
+        "a loss of your own, which they may train": own_loss or callable(row.surrogate),
         f"beta: {args.beta}, a KL in the loss of {row.label}": row.kl == "loss" and args.beta,
         f"router_aux_loss_coef: {router}, a loss on every token": has_router and router,
         **random_numbers(args, configs),
@@ -82,12 +84,14 @@ class Skipping:
         configs = [model.config.get_text_config(), *getattr(model, "peft_config", {}).values()]
         # TRL's own config lacks both fields
         if getattr(self.args, "skip_zero_advantage", False) is not False:
-            self.skips = needs_all(self._row, self.args, configs) is None
+            is_ours = type(self).row_loss.__module__.partition(".")[0] == "rlhf_trl"
+            self.skips = needs_all(self._row, self.args, configs, own_loss=not is_ours) is None
         if getattr(self.args, "share_prompts", False):
             from rlhf_trl.trainers import sharing
 
             obstacles = sharing.obstacles(self._row, self.args, configs)
-            obstacles["a model that reads images"] = self.model.config is not configs[0]
+            obstacles["a model that reads images"] = model.config is not configs[0]
+            obstacles |= random_numbers(self.args, configs)
             _first("share_prompts", self.args, obstacles)
             self._pack = partial(sharing.packed, configs[0])
 
