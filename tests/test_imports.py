@@ -7,7 +7,7 @@ ROOT = Path(__file__).parent.parent
 # from the ground; a room imports those before it
 ROOMS = [
     *["errors", "book", "algorithms", "losses", "tiny", "output", "cards", "models", "policies"],
-    *["quantized", "on_deepspeed", "synced_reference"],
+    *["quantized", "on_deepspeed", "synced_reference", "checkpoints"],
     *[
         "data",
         "rollouts",

@@ -13,7 +13,7 @@ from policy_gradient_cases import LIMIT, build, checkpoint
 from resuming import CASES, STEPS, SYNCED, resumed_at
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from rlhf_trl.trainers.on_trl import follow_schedule
+from rlhf_trl.checkpoints import follow_schedule
 
 TIMEOUT = 3600  # seconds for all cases on two processes
 

@@ -19,6 +19,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState, ProgressCallback
 
 from rlhf_trl import output
+from rlhf_trl.checkpoints import check_finite, last_good
 from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.examples import Examples
 from rlhf_trl.errors import Diverged, InputError, naming
@@ -91,7 +92,7 @@ def _naming_divergence(trainer: Any) -> Iterator[None]:
             raise
         raise Diverged(
             f"the model's probabilities are no longer numbers at step "
-            f"{trainer.state.global_step}: training has diverged; {trainer.last_good()}."
+            f"{trainer.state.global_step}: training has diverged; {last_good(trainer.args)}."
         ) from error
 
 
@@ -531,7 +532,7 @@ def _evaluate_at_end(trainer: Any, last_step: int) -> int:
 def _export(trainer: Any, folder: Path) -> None:
     """Close the record, and put the models in place; all processes take part."""
     main_process = trainer.is_world_process_zero()
-    trainer.check_finite()
+    check_finite(trainer)
     if trainer.rollouts is not None:
         trainer.rollouts.flush()
         trainer.rollouts.close()

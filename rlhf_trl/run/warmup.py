@@ -5,8 +5,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from rlhf_trl.checkpoints import follow_schedule
 from rlhf_trl.errors import InputError
-from rlhf_trl.trainers.on_trl import follow_schedule
 
 DECAYS = ("linear", "constant_with_warmup")  # schedules of which the book's code has its own
 

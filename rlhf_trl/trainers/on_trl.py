@@ -4,21 +4,18 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, ParamSpec
 
-import torch
 from datasets import IterableDataset
-from torch.optim.lr_scheduler import LambdaLR
-from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.utils import get_config_model_id
 from typing_extensions import override
 
 from rlhf_trl import algorithms, output
-from rlhf_trl.errors import Diverged, InputError, naming, reason_in_short, setting
+from rlhf_trl.errors import InputError, naming, reason_in_short, setting
 
 Batch = dict[str, Any]  # tensors, by TRL's names
 Parameters = ParamSpec("Parameters")
@@ -146,34 +143,9 @@ class OnTRL:
     @override
     def _save_checkpoint(self, model, trial):
         """Save a checkpoint, then its manifest, then push it, and only then delete older ones."""
-        folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
-        if getattr(self.args, "refuse_non_finite", False):
-            self.check_finite()
-        args = self.args
-        if args.should_save:  # one of this step, if there is any, is about to be overwritten
-            (folder / output.MANIFEST).unlink(missing_ok=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._save_state(folder)  # before the random state is saved, which it may move
-        with fields_set(args, {"save_total_limit": None}):  # so that TRL deletes none yet
-            super()._save_checkpoint(model, trial)
-        self.accelerator.wait_for_everyone()
-        if args.should_save:
-            facts = {"world_size": args.world_size, "save_only_model": args.save_only_model}
-            if hasattr(self, "skips"):
-                facts["skip_zero_advantage"] = self.skips
-            output.write_manifest(folder, self.save_checksums, **self.told, **facts)
-        self.accelerator.wait_for_everyone()
-        if args.push_to_hub:  # TRL's own push did nothing, as there was no manifest yet
-            self._push_from_checkpoint(str(folder))
-        if args.should_save and args.save_total_limit:
-            self._delete_older(folder.parent, args.save_total_limit)
+        from rlhf_trl import checkpoints
 
-    def _delete_older(self, folder: Path, limit: int) -> None:
-        """Delete all but the newest checkpoints, so many, once one of these is on the disk."""
-        newest = sorted(output.numbered(folder, "checkpoint-").items())[-limit:]
-        whole = [path for _, path in newest if (path / output.MANIFEST).exists()]
-        output.sync(whole[0])  # the oldest has long been written: there is nothing to wait for
-        rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint)
+        checkpoints.save(self, partial(super()._save_checkpoint, model), trial)
 
     # Extends create_model_card of TRL's trainers, which knows no formulations, and whose models
     # are None where they are folders.
@@ -225,6 +197,8 @@ class OnTRL:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
+        from rlhf_trl.checkpoints import follow_schedule
+
         # DeepSpeed's is wrapped by accelerate
         follow_schedule(getattr(self.lr_scheduler, "scheduler", self.lr_scheduler))
         if self.args.include_num_input_tokens_seen == "no":
@@ -259,37 +233,6 @@ class OnTRL:
             self.control.should_training_stop = True
         else:
             super()._run_epoch(*args, **kwargs)
-
-    def check_finite(self) -> None:
-        """Stop a run that has diverged, on all processes, before its weights are saved."""
-        trained = (p for p in self.model.parameters() if p.requires_grad)
-        # what this process holds of a weight that FSDP or ZeRO-3 has shared out
-        mine = (getattr(p, "_local_tensor", getattr(p, "ds_tensor", p)) for p in trained)
-        bad = torch.tensor([not all(p.isfinite().all() for p in mine)], device=self.args.device)
-        if self.accelerator.gather(bad).any():
-            raise Diverged(
-                f"the weights are no longer finite at step {self.state.global_step}, so they are "
-                f"not saved: training has diverged; {self.last_good()}."
-            )
-
-    def last_good(self) -> str:
-        """Return where a run that has diverged can go on."""
-        whole = output.whole_checkpoints(Path(self.args.output_dir))
-        last = f"the last good step is {max(whole)}" if whole else "no good step was saved"
-        return f"{last}; lower learning_rate"
-
-
-def follow_schedule(scheduler: Any) -> None:
-    """Set the learning rates that a schedule has where it stands: base_lr * factor(last_epoch).
-
-    A schedule without such a factor stays as it is: it knows nothing of a run's length.
-    """
-    if not isinstance(scheduler, LambdaLR):
-        return
-    rates = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-    scheduler._last_lr = [base * factor(scheduler.last_epoch) for base, factor in rates]
-    for group, rate in zip(scheduler.optimizer.param_groups, scheduler._last_lr, strict=True):
-        group["lr"] = rate
 
 
 def _library(cls: type) -> str:
