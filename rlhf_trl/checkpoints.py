@@ -3,6 +3,7 @@
 The functions take a trainer of this package; it imports them when it saves or resumes.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,18 @@ def _delete_older(trainer: Any, folder: Path, limit: int) -> None:
     """Delete all but the newest checkpoints, so many, once one of these is on the disk."""
     newest = sorted(output.numbered(folder, "checkpoint-").items())[-limit:]
     whole = [path for _, path in newest if (path / output.MANIFEST).exists()]
-    output.sync(whole[0])  # the oldest has long been written: there is nothing to wait for
+    _sync(whole[0])  # the oldest has long been written: there is nothing to wait for
     rotate_checkpoints(str(folder), limit, trainer.state.best_model_checkpoint)
+
+
+def _sync(folder: Path) -> None:
+    """Wait until a folder's files are on the disk, so that a loss of power cannot undo them."""
+    for path in [*folder.rglob("*"), folder, folder.parent]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def check_finite(trainer: Any) -> None:

@@ -289,16 +289,6 @@ def read_manifest(checkpoint: str | Path) -> dict[str, Any]:
     return content
 
 
-def sync(folder: Path) -> None:
-    """Wait until a folder's files are on the disk, so that a loss of power cannot undo them."""
-    for path in [*folder.rglob("*"), folder, folder.parent]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def _sum_of(content: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(content).encode())
 

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 from rlhf_trl.algorithms import formulation
 from rlhf_trl.compare.measure import accumulate, batches, flat_gradient
 from rlhf_trl.errors import InputError
+from rlhf_trl.rollouts import sharing
 from rlhf_trl.run import policy_gradients
 from rlhf_trl.run.stages import STAGES
-from rlhf_trl.trainers import sharing
 from rlhf_trl.trainers.skipping import cut, needs_all, rows_to_read
 
 ON = {"skip_zero_advantage": True}

@@ -22,7 +22,6 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.output import RECORD
 from rlhf_trl.rollouts.store import Rollouts, Store
 from rlhf_trl.tiny.tokenizer import build_tokenizer
-from rlhf_trl.trainers import on_trl
 
 # the rows by their losses; PPO with one update has its advantages from the loss itself
 CASES = [
@@ -178,7 +177,7 @@ def test_a_resumed_run_repeats_and_misses_nothing(run, iterations, monkeypatch, 
 
 
 def test_what_a_checkpoint_builds_on_is_written_before_it(run, monkeypatch):
-    found, thin, write = [], Store._thin, on_trl.output.write_manifest
+    found, thin, write = [], Store._thin, output.write_manifest
 
     def slowly(store, connection):
         time.sleep(0.2)
@@ -189,7 +188,7 @@ def test_what_a_checkpoint_builds_on_is_written_before_it(run, monkeypatch):
         write(folder, *args, **kwargs)
 
     monkeypatch.setattr(Store, "_thin", slowly)
-    monkeypatch.setattr(on_trl.output, "write_manifest", manifest)
+    monkeypatch.setattr(output, "write_manifest", manifest)
     run("grpo", "grpo", *SMALL, *SAVING, "--eval_strategy", "no")
     assert found == [{0, 1}, {0, 1, 2, 3}]
 

@@ -91,15 +91,14 @@ def skipping_note(loaded: Loaded[Any, Any]) -> str:
     from rlhf_trl.trainers.skipping import needs_all
 
     args, checkpoint = loaded.trl, loaded.trl.resume_from_checkpoint
+    # refuses the setting where it is true and not exact
+    reason = needs_all(loaded.row.row, args, configs_of(loaded.model, args))
     if args.skip_zero_advantage is None:
-        reason = needs_all(loaded.row.row, args, configs_of(loaded.model, args))
         if checkpoint and not output.read_manifest(checkpoint).get("skip_zero_advantage"):
             reason = f"as in {checkpoint}"
         args.skip_zero_advantage = reason is None
         if reason:
             return f"skip_zero_advantage off ({reason})"
-    elif args.skip_zero_advantage:
-        needs_all(loaded.row.row, args, configs_of(loaded.model, args))  # refuses
     return f"skip_zero_advantage {'on' if args.skip_zero_advantage else 'off'}"
 
 

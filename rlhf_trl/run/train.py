@@ -19,7 +19,6 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState, ProgressCallback
 
 from rlhf_trl import output
-from rlhf_trl.checkpoints import check_finite, last_good
 from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.examples import Examples
 from rlhf_trl.errors import Diverged, InputError, naming
@@ -90,6 +89,8 @@ def _naming_divergence(trainer: Any) -> Iterator[None]:
     except RuntimeError as error:
         if "probability tensor contains" not in str(error):
             raise
+        from rlhf_trl.checkpoints import last_good
+
         raise Diverged(
             f"the model's probabilities are no longer numbers at step "
             f"{trainer.state.global_step}: training has diverged; {last_good(trainer.args)}."
@@ -531,6 +532,8 @@ def _evaluate_at_end(trainer: Any, last_step: int) -> int:
 
 def _export(trainer: Any, folder: Path) -> None:
     """Close the record, and put the models in place; all processes take part."""
+    from rlhf_trl.checkpoints import check_finite
+
     main_process = trainer.is_world_process_zero()
     check_finite(trainer)
     if trainer.rollouts is not None:

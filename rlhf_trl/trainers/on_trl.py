@@ -19,7 +19,6 @@ from rlhf_trl.errors import InputError, naming, reason_in_short, setting
 
 Batch = dict[str, Any]  # tensors, by TRL's names
 Parameters = ParamSpec("Parameters")
-LIBRARIES = ("trl", "transformers")
 
 
 def with_signature_of(
@@ -106,7 +105,7 @@ class OnTRL:
     def __init_subclass__(cls, **kwargs: Any):
         """Refuse a library that no longer has a method that is marked as overriding one."""
         super().__init_subclass__(**kwargs)
-        theirs = [base for base in cls.__mro__ if _library(base) in LIBRARIES]
+        theirs = [base for base in cls.__mro__ if _library(base) in ("trl", "transformers")]
         for base in cls.__mro__ if theirs else ():
             for name, method in vars(base).items():
                 if base in theirs or not getattr(method, "__override__", False):
@@ -125,19 +124,15 @@ class OnTRL:
                 f"or ordered, as {self._row.label} needs with these settings; load it whole, with "
                 "streaming=False."
             )
-        if self._algorithm is not None:
-            self._name_after(self._algorithm)  # before TRL tags the model
+        if self._algorithm is not None:  # card and tags name the algorithm, not TRL's trainer
+            general = [tag for tag in self._tag_names if tag != self._name.lower()]
+            self._name = algorithms.ALGORITHMS[self._algorithm].title
+            self._tag_names = [*general, self._algorithm]
         super().__init__(*args, **kwargs)
         if self.is_deepspeed_enabled:
             from rlhf_trl import on_deepspeed
 
             on_deepspeed.allow_in_checkpoints()
-
-    def _name_after(self, algorithm: str) -> None:
-        """Let the model's card and tags name the algorithm instead of TRL's trainer."""
-        general = [tag for tag in self._tag_names if tag != self._name.lower()]
-        self._name = algorithms.ALGORITHMS[algorithm].title
-        self._tag_names = [*general, algorithm]
 
     # Extends Trainer._save_checkpoint, which deletes older checkpoints before the new one is whole.
     @override

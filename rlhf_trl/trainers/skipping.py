@@ -87,7 +87,7 @@ class Skipping:
             is_ours = type(self).row_loss.__module__.partition(".")[0] == "rlhf_trl"
             self.skips = needs_all(self._row, self.args, configs, own_loss=not is_ours) is None
         if getattr(self.args, "share_prompts", False):
-            from rlhf_trl.trainers import sharing
+            from rlhf_trl.rollouts import sharing
 
             obstacles = sharing.obstacles(self._row, self.args, configs)
             obstacles["a model that reads images"] = model.config is not configs[0]
