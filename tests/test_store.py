@@ -18,6 +18,7 @@ from policy_gradient_cases import build, is_right
 from store_cases import KINDS, check, record, rows_of
 from test_policy_gradient_features import with_result
 
+from rlhf_trl import output
 from rlhf_trl.errors import InputError
 from rlhf_trl.output import RECORD
 from rlhf_trl.rollouts.store import Rollouts, Store
