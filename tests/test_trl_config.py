@@ -317,7 +317,7 @@ def test_a_printed_config_keeps_only_what_a_script_has_set(command, tmp_path):
         *("refuse_non_finite", "evaluate_examples", "overlong", "interleave_labels"),
         *("kl_estimator", "vllm_importance_sampling_correction", "activation_checkpointing"),
         *("epsilon", "epsilon_high", "beta", "undesirable_weight", "desirable_weight"),
-        *("center_rewards_coefficient", "drop_identical"),
+        *("center_rewards_coefficient", "drop_identical", "skip_zero_advantage"),
     }
     assert set_by_script <= ours.keys() <= set_by_script | written_out
     stage = STAGES["grpo" if command == "rloo" else command]
