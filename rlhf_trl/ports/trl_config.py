@@ -166,7 +166,7 @@ def read_trl(path: str | Path, values: Mapping[str, Any], command: str | None) -
     # What recipes turn on is turned off, as TRL has none of it: switches by False, others by None.
     # With None, `interleave_labels` keeps the order of the data; its False is an order of its own.
     for name, value in recipe_defaults(stage.part("config")).items():
-        is_switch = isinstance(value, bool) and name != "interleave_labels"
+        is_switch = isinstance(value, bool | None) and name != "interleave_labels"
         stock = False if is_switch else None
         lines.setdefault(name, Line(stock, f"as TRL; recipes have {_shown(value)}"))
     return OfTRL(path, values, command, lines, left_out, printed)
