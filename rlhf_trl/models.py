@@ -118,7 +118,7 @@ def configs_of(model: Any, args: Any) -> list[Any]:
     """Return the configs of a `ModelConfig`'s language model and of the adapter that is trained."""
     from trl import get_peft_config
 
-    if model.model_name_or_path == UNTRAINED:
+    if model.model_name_or_path in (None, UNTRAINED):  # a missing one is refused where it is loaded
         return []
     configs = [model_config(model, args).get_text_config(), get_peft_config(model)]
     if Path(_path_or_name(model), ADAPTER).is_file():

@@ -36,7 +36,7 @@ def test_a_run_leaves_model_summary_curve_config_and_evaluations(run):
     assert out.splitlines()[0] == (
         "grpo (chapter) on cpu, 1 process, strategy none, float32, adamw_torch_fused; "
         "2 prompts x 4 completions per generation, 8 completions per optimizer step, "
-        "1 optimizer step per generation"
+        "1 optimizer step per generation; skip_zero_advantage on"
     )
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["steps"], summary["seed"], summary["held_out"]) == (4, 0, 8)

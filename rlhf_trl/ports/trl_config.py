@@ -192,7 +192,7 @@ def read_trl(path: str | Path, values: Mapping[str, Any], command: str | None) -
     # What recipes turn on is turned off, as TRL has none of it: switches by False, others by None.
     # With None, `interleave_labels` keeps the order of the data; its False is an order of its own.
     for name, value in recipe_defaults(stage.part("config")).items():
-        is_switch = isinstance(value, bool) and name != "interleave_labels"
+        is_switch = isinstance(value, bool | None) and name != "interleave_labels"
         turned_off = False if is_switch else None
         lines.setdefault(name, Line(turned_off, f"as TRL; recipes have {_shown(value)}"))
     return OfTRL(path, values, command, lines, loss.left_out, printed)

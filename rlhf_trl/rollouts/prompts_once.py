@@ -27,11 +27,12 @@ class ReadsPromptsOnce:
     # Extends _generate_single_turn of TRL's trainers, which calls the model's `generate`.
     @override
     def _generate_single_turn(self, *args, **kwargs):
-        if not self._reads_prompts_once():
+        model = self.accelerator.unwrap_model(self.model)
+        has_own_method = "generate" in vars(model)  # somebody has put it there
+        if has_own_method or not self._reads_prompts_once():
             return super()._generate_single_turn(*args, **kwargs)
         from rlhf_trl.rollouts.decode import decode_or_generate
 
-        model = self.accelerator.unwrap_model(self.model)
         model.generate = partial(decode_or_generate, model, model.generate)
         try:
             return super()._generate_single_turn(*args, **kwargs)
