@@ -28,8 +28,7 @@ class ReadsPromptsOnce:
     @override
     def _generate_single_turn(self, *args, **kwargs):
         model = self.accelerator.unwrap_model(self.model)
-        has_own_method = "generate" in vars(model)  # somebody has put it there
-        if has_own_method or not self._reads_prompts_once():
+        if "generate" in vars(model) or not self._reads_prompts_once():  # a method of the user's
             return super()._generate_single_turn(*args, **kwargs)
         from rlhf_trl.rollouts.decode import decode_or_generate
 
