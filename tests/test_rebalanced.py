@@ -93,7 +93,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("make", "name", "which"), REFUSED, ids=str)
+@pytest.mark.parametrize(("make", "name", "which"), REFUSED)
 def test_losses_that_depend_on_the_neighbors_are_refused(make, name, which):
     with pytest.raises(InputError, match=rf"train_sampling_strategy: .* {name} \({which}\)"):
         make(name, which, train_sampling_strategy="batch_rebalance")
