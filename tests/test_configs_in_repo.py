@@ -1,5 +1,6 @@
 """Every config in the repository loads, for the number of processes it is meant for."""
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -204,13 +205,24 @@ def test_accelerate_config_loads(path):
     config = load_config_from_file(str(path))
     processes = {"cpu": 1, "one_gpu": 1, "cpu_2proc": 2, "multi_node": 16}.get(path.stem, 8)
     assert config.num_processes == processes
-    assert config.mixed_precision == "no"  # bf16 here would overrule a run's bf16: false
+    # bf16 here would overrule a run's bf16: false; beside a JSON file accelerate allows none
+    has_file = "deepspeed_config_file" in (config.deepspeed_config or {})
+    assert config.mixed_precision == (None if has_file else "no")
     kinds = {
         "fsdp2": "FSDP",
         "cpu": "NO",
         **dict.fromkeys(("zero1", "zero2", "zero3"), "DEEPSPEED"),
+        **dict.fromkeys(("zero2_offload", "zero3_offload"), "DEEPSPEED"),
     }
     wanted = kinds.get(path.stem, "NO" if path.stem == "one_gpu" else "MULTI_GPU")
     assert str(config.distributed_type).rpartition(".")[2] == wanted
     if wanted == "DEEPSPEED":
-        assert config.deepspeed_config["zero_stage"] == int(path.stem.removeprefix("zero"))
+        stage = int(path.stem.removeprefix("zero").removesuffix("_offload"))
+        if has_file:
+            settings = json.loads(
+                (ROOT / config.deepspeed_config["deepspeed_config_file"]).read_text()
+            )
+            assert settings["zero_optimization"]["stage"] == stage
+            assert settings["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+        else:
+            assert config.deepspeed_config["zero_stage"] == stage

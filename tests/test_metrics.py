@@ -99,7 +99,8 @@ RECIPES = {
     "grpo_reward": (
         "grpo",
         "grpo_reward",
-        GROUPS | {"reward_model": "REWARD"},
+        # the oracle's entropy is that of all completions
+        GROUPS | {"reward_model": "REWARD", "skip_zero_advantage": "false"},
         oracles.reward_model_step,
         None,
     ),

@@ -70,10 +70,6 @@ def test_activations_are_those_that_the_live_trainer_saves(
     check_activations(name, checkpointed, monkeypatch, tmp_path)
 
 
-def test_activations_of_dpo_are_those_that_its_trainer_saves(monkeypatch, tmp_path):
-    check_activations("dpo", False, monkeypatch, tmp_path)
-
-
 def check_activations(name, checkpointed, monkeypatch, tmp_path):
     """Train a step of a tiny config; the plan's activations of its shapes are within 5 %."""
     config = str(ROOT / "configs" / "tiny" / f"{name}.yaml")

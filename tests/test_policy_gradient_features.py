@@ -822,7 +822,7 @@ def test_a_checkpoint_is_whole_before_it_is_pushed_or_others_are_deleted(tmp_pat
         assert not any(checkpoint_fault(p) for p in tmp_path.glob("checkpoint-*"))
         rotate_checkpoints(output_dir, save_total_limit, best_model_checkpoint)
 
-    monkeypatch.setattr("rlhf_trl.trainers.on_trl.rotate_checkpoints", rotate)
+    monkeypatch.setattr("rlhf_trl.checkpoints.rotate_checkpoints", rotate)
     monkeypatch.setattr("transformers.trainer.rotate_checkpoints", rotate)
     monkeypatch.setattr("transformers.Trainer._push_from_checkpoint", push)
     config = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1, "max_steps": 3}

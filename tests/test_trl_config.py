@@ -318,6 +318,7 @@ def test_a_printed_config_keeps_only_what_a_script_has_set(command, tmp_path):
         *("kl_estimator", "vllm_importance_sampling_correction", "activation_checkpointing"),
         *("epsilon", "epsilon_high", "beta", "undesirable_weight", "desirable_weight"),
         *("center_rewards_coefficient", "drop_identical", "skip_zero_advantage"),
+        "read_prompts_once",
     }
     assert set_by_script <= ours.keys() <= set_by_script | written_out
     stage = STAGES["grpo" if command == "rloo" else command]

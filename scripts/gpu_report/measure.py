@@ -23,7 +23,8 @@ import trl
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from rlhf_trl import algorithms, book, losses, tiny
+import rlhf_trl
+from rlhf_trl import algorithms, book, tiny
 from rlhf_trl.run import started, train
 from rlhf_trl.run.config import read_config
 
@@ -387,12 +388,12 @@ def loss_of(name: str, formulation: str, row: algorithms.Formulation):
             tensors["binary_rewards"] = (tensors["rewards"] > 0).double()
         if "max_completion_length" in row.reads:
             params["max_completion_length"] = length
-        return tensors, lambda **given: losses.policy_gradient_loss(name, **given, **params).loss
+        return tensors, lambda **given: rlhf_trl.policy_gradient_loss(name, **given, **params).loss
     if row.family == "distillation":
         student, shape = ("logps", ()) if row.loss == "sampled_reverse_kl" else ("logits", (64,))
         tensors = {each: normal(count, length, *shape) for each in (student, f"teacher_{student}")}
         tensors["mask"] = torch.ones(count, length, dtype=torch.float64).to(AT)
-        return tensors, lambda **given: losses.distillation_loss(name, **given, **params)
+        return tensors, lambda **given: rlhf_trl.distillation_loss(name, **given, **params)
     paired = row.family == "direct_alignment"
     function = getattr(book.preference if paired else book.reward_models, row.loss)
     reads = inspect.signature(function).parameters
@@ -400,14 +401,14 @@ def loss_of(name: str, formulation: str, row: algorithms.Formulation):
         mean = -1 if row.logps == "mean" else -100  # of a completion of 100 tokens
         tensors = {k: normal(count, mean=mean, spread=0.1 * -mean) for k in reads if "logps" in k}
         tensors |= {"chosen_nll": -normal(count).abs()} if "chosen_nll" in reads else {}
-        return tensors, lambda **given: losses.preference_loss(name, **given, **params).loss
+        return tensors, lambda **given: rlhf_trl.preference_loss(name, **given, **params).loss
     classes = (3,) if (name, formulation) == ("prm", "code") else ()
     tensors = {"chosen": normal(count), "rejected": normal(count), "rewards": normal(count, 8)}
     tensors |= {"logits": normal(count, 8, *classes)}
     tensors["labels"] = torch.arange(8, device=AT).repeat(count, 1) % (3 if classes else 2)
     tensors = {key: tensor for key, tensor in tensors.items() if key in reads}
     kind = "bradley_terry" if name == "reward" else name
-    return tensors, lambda **given: losses.reward_loss(kind, **given, **params)
+    return tensors, lambda **given: rlhf_trl.reward_loss(kind, **given, **params)
 
 
 def packing(folder, scratch, length, **values) -> dict:
