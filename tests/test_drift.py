@@ -161,7 +161,7 @@ def test_a_changed_method_of_another_library_is_told_once(monkeypatch):
     assert (first.found, first.concerns) == ("(self, max_steps)", "PolicyGradientTrainer")
     assert second.what == "accelerate.accelerator.Accelerator.reduce"
     assert second.recorded == "(self, tensor, reduction='sum', scale=1.0)"
-    assert second.concerns == "PolicyGradientTrainer"
+    assert second.concerns == "PolicyGradientTrainer, Rebalanced"
 
 
 def test_a_method_that_trl_puts_before_the_one_relied_on_is_told(monkeypatch):
