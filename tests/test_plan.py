@@ -232,6 +232,16 @@ def test_a_plan_that_cannot_be_made_is_one_sentence(words, sentence):
     assert error.startswith("error:") and sentence in error and "\n" not in error
 
 
+def test_offload_is_read_from_deepspeeds_own_file(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    launch = shares.read_launch("configs/accelerate/zero2_offload.yaml", 4, None)
+    assert (launch.strategy, launch.processes, launch.offloads_optimizer) == ("zero2", 4, True)
+    assert not launch.offloads_weights
+    monkeypatch.chdir(tmp_path)  # the path of the JSON file counts from the folder of the launch
+    with pytest.raises(InputError, match=r"zero2_offload\.json cannot be read"):
+        shares.read_launch(str(ROOT / "configs/accelerate/zero2_offload.yaml"), 4, None)
+
+
 def test_a_launch_that_the_config_does_not_expect_is_refused():
     with pytest.raises(InputError, match="expects strategy fsdp"):
         shares.read_launch(

@@ -143,9 +143,9 @@ class Step:
         limit = max(30 * tolerance, 0.01)
         clipped = self._clipped_by_rank() if is_whole else None
         if clipped is not None:
-            found = fitted(self.launched, self.reference, self.columns)
-            differs = not _alike(found.ratios, 1.0, limit) and found.is_close
-            if differs and _alike(found.ratios, clipped.expand_as(found.ratios), limit):
+            fit = fitted(self.launched, self.reference, self.columns)
+            differs = not _alike(fit.ratios, 1.0, limit) and fit.is_close
+            if differs and _alike(fit.ratios, clipped.expand_as(fit.ratios), limit):
                 factors = ", ".join(f"{factor:.3g}" for factor in clipped.flatten())
                 return f"each rank clips its own gradient: relative weights {factors}"
         factors = [self._clip_factor(norm) for norm in self.norms]
@@ -186,26 +186,26 @@ def local_normalizers(tokens: Tensor) -> list[Tensor]:
     return [tokens.sum() / (len(tokens) * of_rank), tokens.mean() / tokens]
 
 
-def explain(found: Fit, tokens: Tensor, part: str, limit: float) -> str | None:
+def explain(fit: Fit, tokens: Tensor, part: str, limit: float) -> str | None:
     """Return what explains a fit, in a sentence, or None where all weights are 1.
 
     Args:
-        found: the fit.
+        fit: of the update.
         tokens: (ranks, accumulation) trained tokens of the micro-batches.
         part: of the model.
         limit: up to which ratios are alike.
     """
-    ratios = found.ratios
+    ratios = fit.ratios
     ranks, accumulation = ratios.shape
-    if found.foreign > UNFITTED:
+    if fit.foreign > UNFITTED:
         return (
             f"the launch trains the {part} on other micro-batches than the reference, "
-            f"{found.foreign:.1%} of whose change they cannot make"
+            f"{fit.foreign:.1%} of whose change they cannot make"
         )
-    if found.unfitted > UNFITTED:
+    if fit.unfitted > UNFITTED:
         return (
             f"no weights of the {ranks} x {accumulation} micro-batches make this change of the "
-            f"{part}: {found.unfitted:.1%} of it is left"
+            f"{part}: {fit.unfitted:.1%} of it is left"
         )
     if bool((ratios.abs() <= limit).all()):
         return f"the {part} is left out: it gets nothing of any micro-batch"

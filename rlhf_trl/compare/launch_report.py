@@ -65,15 +65,15 @@ class Report:
     @property
     def is_same(self) -> bool:
         """Whether the launch makes the reference's update."""
-        verdicts = [d.verdict for found in self.differences.values() for d in found]
+        verdicts = [d.verdict for differences in self.differences.values() for d in differences]
         return not self.faults and {*verdicts} == {"same"}
 
     @property
     def text(self) -> str:
         """The report in lines."""
         lines = [f"came up: {self.came_up.line}", f"reference: {self.reference}"]
-        for what, found in self.differences.items():
-            for d in found:
+        for what, differences in self.differences.items():
+            for d in differences:
                 lines.append(
                     f"{what}, {d.part}: {d.text} (relative difference {d.apart:.1e}, ratio "
                     f"{d.ratio:.4g}, cosine {d.cosine:.4f}; worst parameter {d.worst})"
@@ -146,13 +146,13 @@ def of_set_up(cell: Cell) -> list[str]:
     """Name what came up otherwise than it was asked for."""
     faults = []
     for training in (cell.sgd, cell.configured):
-        found = training.came_up
-        assert found is not None
-        if found.optimizer != training.asked:
-            faults.append(f"{found.optimizer} steps in place of {training.asked}")
-        if found.accumulation != cell.subject.accumulation:
+        launched = training.came_up
+        assert launched is not None
+        if launched.optimizer != training.asked:
+            faults.append(f"{launched.optimizer} steps in place of {training.asked}")
+        if launched.accumulation != cell.subject.accumulation:
             faults.append(
-                f"gradients are accumulated over {found.accumulation} micro-batches, not over "
+                f"gradients are accumulated over {launched.accumulation} micro-batches, not over "
                 f"{cell.subject.accumulation}"
             )
     return [*dict.fromkeys(faults)]

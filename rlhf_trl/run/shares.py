@@ -1,5 +1,6 @@
 """What of a model's state each process of a launch holds: arithmetic, by strategy."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -93,10 +94,12 @@ def _strategy(values: Mapping[str, Any], processes: int, machines: int, path: st
     optimizer = weights = False
     strategy: str = "ddp" if processes > 1 else "one process"
     if kind == "DEEPSPEED":
-        if "zero_stage" not in deepspeed:
+        if file := deepspeed.get("deepspeed_config_file"):
+            deepspeed = _read_deepspeed(file, path)
+        if not deepspeed.get("zero_stage"):
             raise InputError(
-                f"--accelerate {path}: its deepspeed_config names no zero_stage; write the stage "
-                "there (a deepspeed_config_file is not read here)."
+                f"--accelerate {path}: its deepspeed_config names no zero_stage; write 1, 2 or 3 "
+                "there, or zero_optimization.stage in its deepspeed_config_file."
             )
         strategy = f"zero{deepspeed['zero_stage']}"
         optimizer = deepspeed.get("offload_optimizer_device", "none") != "none"
@@ -122,6 +125,27 @@ def _strategy(values: Mapping[str, Any], processes: int, machines: int, path: st
         offloads_optimizer=optimizer,
         offloads_weights=weights,
     )
+
+
+def _read_deepspeed(file: str, path: str | None) -> dict[str, Any]:
+    """Return the stage and the offload devices of DeepSpeed's own JSON, by accelerate's names.
+
+    A relative `file` counts from the folder of the launch, as accelerate reads it; `path` is the
+    accelerate config that names it.
+    """
+    try:
+        with open(file, encoding="utf-8") as opened:
+            zero = json.load(opened).get("zero_optimization", {})
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"--accelerate {path}: its deepspeed_config_file {file} cannot be read ({error}); "
+            "correct it, or run in the folder that its path counts from."
+        ) from error
+    return {
+        "zero_stage": zero.get("stage"),
+        "offload_optimizer_device": zero.get("offload_optimizer", {}).get("device", "none"),
+        "offload_param_device": zero.get("offload_param", {}).get("device", "none"),
+    }
 
 
 def _check_expected(launch: Launch, expected: Mapping[str, Any], path: str | None) -> None:
