@@ -75,6 +75,13 @@ def bf16(folder):
     return {f"{name} 2": (accumulated(name, folder, 2, "--bf16", "true"), None) for name in CONFIGS}
 
 
+def configs(folder):
+    """Every config of configs/tiny that trains and does not sample before."""
+    sampling = ("rejection_sampling", "rejection_sampling_reward")
+    names = sorted(path.stem for path in Path("configs/tiny").glob("*.yaml"))
+    return {name: (cell(name, folder), None) for name in names if name not in ("base", *sampling)}
+
+
 def seeds(folder):
     """A healthy launch, often."""
     subject = accumulated("dapo", folder, 2).subject

@@ -28,7 +28,9 @@ from rlhf_trl.run.config_files import read_command_line, read_config
 from rlhf_trl.run.stages import stage_of_config
 
 LAUNCHED, REFERENCE = "launched.pickle", "reference.pickle"
-OF_LAUNCHERS = ("LOCAL_", "GROUP_", "ROLE_", "MASTER_", "ACCELERATE_", "TORCHELASTIC_")
+OF_LAUNCHERS = (
+    *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "ACCELERATE_", "TORCHELASTIC_"),
+)
 """What names of variables begin with that would make the reference one of the launch's ranks."""
 
 
@@ -89,7 +91,6 @@ def read_subject(words: Sequence[str], model: Path) -> tuple[Subject, str]:
         row=row,
         given=loaded.given | {"use_cpu": args.device.type == "cpu", "bf16": precision == "bf16"},
         stage=stage.name,
-        reads=loaded.row.row.trainer_reads if loaded.row else frozenset(),
         launched=args.world_size,
         precision=precision,
         clips_at=float(args.max_grad_norm or 0),
@@ -148,14 +149,9 @@ def train_references(
     folder = folder / f"reference-{processes}"
     folder.mkdir()
     (folder / LAUNCHED).write_bytes(pickle.dumps([*cells]))
-    names = {"RANK", "WORLD_SIZE"}
     environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in names and not name.startswith(OF_LAUNCHERS)
+        name: value for name, value in os.environ.items() if not name.startswith(OF_LAUNCHERS)
     }
-    package = str(Path(__file__).parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join([package, environment.get("PYTHONPATH", "")])
     words = [sys.executable]
     if processes > 1:
         words += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]

@@ -6,7 +6,7 @@ and a fault is named where the coefficients are those that it makes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,16 +31,13 @@ class Difference:
     apart: float  # norm of the difference / norm of the reference's change
     ratio: float  # of the launch's change to the reference's, along the latter
     cosine: float
-    rounding: float  # what the weights' own rounding makes of `apart`
     worst: str  # the parameter whose changes differ most
     verdict: str  # same, scaled or different
 
     @property
     def text(self) -> str:
         """The verdict in words."""
-        if self.verdict == "scaled":
-            return f"scaled by {self.ratio:.3g}"
-        return self.verdict
+        return f"scaled by {self.ratio:.3g}" if self.verdict == "scaled" else self.verdict
 
 
 def parts(names: Sequence[str]) -> dict[str, list[str]]:
@@ -78,38 +75,29 @@ def compare(
         size = float(theirs.norm())
         gap = float((ours - theirs).norm())
         apart = gap / size if size else float(gap > 0)
-        along = float(ours @ theirs)
-        ratio = along / size**2 if size else 1.0
-        lengths = float(ours.norm()) * size
-        rounding = 0.0
+        ratio = float(ours @ theirs) / size**2 if size else 1.0
+        limit = tolerance
         if weights and size:
-            rounding = 2**-23 * float(flat(weights, names).norm()) / size
-        limit = max(tolerance, rounding)
+            limit = max(limit, 2**-23 * float(flat(weights, names).norm()) / size)
         off_line = float((ours - ratio * theirs).norm())
         verdict = "different"
         if apart <= limit:
             verdict = "same"
         elif off_line <= 3 * limit * float(ours.norm()):
             verdict = "scaled"
+        cosine = float(torch.cosine_similarity(ours, theirs, dim=0))
         gaps = {name: float((launched[name] - reference[name]).norm()) for name in names}
         worst = max(gaps, key=lambda name: gaps[name])
-        cosine = along / lengths if lengths else 0.0
-        differences.append(Difference(part, apart, ratio, cosine, rounding, worst, verdict))
+        differences.append(Difference(part, apart, ratio, cosine, worst, verdict))
     return differences
 
 
-@dataclass(frozen=True)
-class Fit:
+class Fit(NamedTuple):
     """How a launch weighs each rank's micro-batches, relative to the reference."""
 
     ratios: Tensor  # (ranks, accumulation); 1: as the reference does
     unfitted: float  # share of the launch's change that no weights of micro-batches make
     foreign: float  # share of the reference's
-
-    @property
-    def is_close(self) -> bool:
-        """Whether weights of the micro-batches make both changes."""
-        return max(self.unfitted, self.foreign) <= UNFITTED
 
 
 def fitted(launched: Tensor, reference: Tensor, columns: Tensor) -> Fit:
@@ -144,8 +132,9 @@ class Step:
         clipped = self._clipped_by_rank() if is_whole else None
         if clipped is not None:
             fit = fitted(self.launched, self.reference, self.columns)
-            differs = not _alike(fit.ratios, 1.0, limit) and fit.is_close
-            if differs and _alike(fit.ratios, clipped.expand_as(fit.ratios), limit):
+            is_fitted = max(fit.unfitted, fit.foreign) <= UNFITTED
+            differs = not _alike(fit.ratios, 1.0, limit)
+            if is_fitted and differs and _alike(fit.ratios, clipped, limit):
                 factors = ", ".join(f"{factor:.3g}" for factor in clipped.flatten())
                 return f"each rank clips its own gradient: relative weights {factors}"
         factors = [self._clip_factor(norm) for norm in self.norms]
@@ -177,15 +166,6 @@ def tokens_of(batch: Mapping[str, Any]) -> float:
     return 1.0
 
 
-def local_normalizers(tokens: Tensor) -> list[Tensor]:
-    """Return ratios to expect of (ranks, accumulation) tokens where each counts its own.
-
-    The first is for counts of a rank, the second for counts of a micro-batch.
-    """
-    of_rank = tokens.sum(1, keepdim=True).expand_as(tokens)
-    return [tokens.sum() / (len(tokens) * of_rank), tokens.mean() / tokens]
-
-
 def explain(fit: Fit, tokens: Tensor, part: str, limit: float) -> str | None:
     """Return what explains a fit, in a sentence, or None where all weights are 1.
 
@@ -212,13 +192,19 @@ def explain(fit: Fit, tokens: Tensor, part: str, limit: float) -> str | None:
     if _alike(ratios, 1.0, limit):
         return None
     if bool((tokens != tokens[0, 0]).any()):
-        for expected, whose in zip(local_normalizers(tokens), ("rank", "micro-batch"), strict=True):
+        of_ranks = tokens.sum(1, keepdim=True)
+        ratios_by_normalizer = {
+            "rank": of_ranks.mean() / of_ranks,
+            "micro-batch": tokens.mean() / tokens,
+        }
+        for whose, expected in ratios_by_normalizer.items():
             if _alike(ratios, expected, limit):
                 return f"local token counts: each {whose} divides by its own tokens"
     return _dropped(ratios, limit) or _scaled(ratios, limit) or _listed(ratios)
 
 
 def _alike(ratios: Tensor, expected: Tensor | float, limit: float) -> bool:
+    """Return whether ratios, (ranks, accumulation), are those expected, up to `limit`."""
     return bool(((ratios - expected).abs() <= limit * (1 + ratios.abs())).all())
 
 
@@ -249,18 +235,18 @@ def _dropped(ratios: Tensor, limit: float) -> str | None:
 def _scaled(ratios: Tensor, limit: float) -> str | None:
     """Name one weight of all micro-batches."""
     weight = float(ratios.mean())
-    if bool(((ratios - weight).abs() > limit * (1 + abs(weight))).any()):
+    if not _alike(ratios, weight, limit):
         return None
     ranks, accumulation = ratios.shape
     for count, what in (
-        (ranks, f"the {ranks} ranks"),
-        (accumulation, f"the {accumulation} micro-batches"),
-        (ranks * accumulation, f"the {ranks * accumulation} micro-batches of all ranks"),
+        (ranks, "ranks"),
+        (accumulation, "micro-batches"),
+        (ranks * accumulation, "micro-batches of all ranks"),
     ):
         if count > 1 and abs(weight * count - 1) <= 2 * limit:
-            return f"averaged twice over {what}: every weight is {weight:.3g}"
+            return f"averaged twice over the {count} {what}: every weight is {weight:.3g}"
         if count > 1 and abs(weight / count - 1) <= 2 * limit:
-            return f"summed over {what}, not averaged: every weight is {weight:.3g}"
+            return f"summed over the {count} {what}, not averaged: every weight is {weight:.3g}"
     return f"every micro-batch counts {weight:.3g} times"
 
 

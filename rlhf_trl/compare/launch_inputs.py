@@ -13,19 +13,18 @@ from typing import Any
 
 import torch
 
-from rlhf_trl.algorithms.parameters import LOSS_FIELDS
-from rlhf_trl.compare.policy import LIMIT, WEIGHTS
+from rlhf_trl.algorithms import LOSS_FIELDS, formulation
+from rlhf_trl.compare.measure import sentence
+from rlhf_trl.compare.policy import GROUP, LIMIT, WEIGHTS
 from rlhf_trl.models import EMBEDDED, UNTRAINED
 from rlhf_trl.run.stages import STAGES
 from rlhf_trl.run.yaml_loader import dump_yaml
-from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.tiny.model import build_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
-EXAMPLES, GROUP, STEPS = 32, 4, 3
-"""Of an optimizer step at least, completions of a prompt, optimizer steps of SGD."""
+EXAMPLES, STEPS = 32, 3
+"""Of an optimizer step at least; optimizer steps of SGD."""
 
-OTHER_LOSS_FIELDS = frozenset({"correctness_reward", "format_reward", "dynamic_sampling_rounds"})
 KEPT_BESIDE_THE_LOSS = """
 algorithm formulation expect seed use_cpu bf16 fp16 tf32 dtype gradient_accumulation_steps
 steps_per_generation num_iterations max_grad_norm optim optim_args learning_rate adam_beta1
@@ -34,21 +33,18 @@ activation_checkpointing_kwargs average_tokens_across_devices cast_lm_head_to_fp
 router_aux_loss_coef use_peft lora_r lora_alpha lora_dropout lora_target_modules use_rslora
 lora_target_parameters completion_only_loss assistant_only_loss mask_truncated_completions
 """
-KEPT = (LOSS_FIELDS - OTHER_LOSS_FIELDS) | {*KEPT_BESIDE_THE_LOSS.split()}
+KEPT = LOSS_FIELDS | {*KEPT_BESIDE_THE_LOSS.split()}
 """The keys of a config that stay; the others are about data, rewards, models and reports."""
 
 LOCAL = {("dapo", "code"), ("kto", "any"), ("orpo", "trl"), ("orm", "code"), ("prm", "code")}
 """Rows with a mean, or a reference point, of the micro-batch of a process; see launchers.md."""
 
-SIZES = {
-    "hidden_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 24,
-    "intermediate_size": 288,
-    "max_position_embeddings": 256,
-}
+SIZES = """
+hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size
+max_position_embeddings vocab_size pad_token_id bos_token_id eos_token_id
+"""
+"""The fields of the embedded model's config that every small model takes."""
+
 OF_EXPERTS = {
     "num_experts": 4,
     "num_local_experts": 4,
@@ -63,16 +59,13 @@ def small_model(given: Mapping[str, Any], folder: Path) -> str:
     Where no model of the embedded sizes can be built, it is the embedded one.
     """
     named = given.get("model_name_or_path", EMBEDDED)
-    model, note = None, "the embedded model, with random weights"
+    model, note = build_model(), "the embedded model, with random weights"
     if named not in (EMBEDDED, UNTRAINED):
         try:
-            model = _of_architecture(str(named), given)
+            model = _of_architecture(str(named), model.config, given)
             note = f"a {model.config.model_type} of {model.num_parameters():,} weights for {named}"
         except Exception as error:  # whatever an architecture refuses
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            note = f"{note}: {named} cannot be built so small ({reason[:120]})"
-    if model is None:
-        model = build_model(0)
+            note = f"{note}: {named} cannot be read or built so small ({sentence(error)})"
     with torch.no_grad():
         for parameter in model.parameters():
             parameter *= 1.5  # probabilities further from uniform
@@ -81,15 +74,13 @@ def small_model(given: Mapping[str, Any], folder: Path) -> str:
     return note
 
 
-def _of_architecture(named: str, given: Mapping[str, Any]) -> Any:
-    """Return an untrained model of a named one's architecture with the embedded model's sizes."""
+def _of_architecture(named: str, embedded: Any, given: Mapping[str, Any]) -> Any:
+    """Return an untrained model of a named one's architecture, of the sizes of a config."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
     trust = given.get("trust_remote_code", False)
     original = AutoConfig.from_pretrained(named, trust_remote_code=trust).get_text_config()
-    embedded = build_model(0).config
-    tokens = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
-    sizes = SIZES | {name: getattr(embedded, name) for name in tokens}
+    sizes = {name: getattr(embedded, name) for name in SIZES.split()}
     sizes |= {name: size for name, size in OF_EXPERTS.items() if hasattr(original, name)}
     sizes["tie_word_embeddings"] = original.tie_word_embeddings
     config = type(original)(**sizes)
@@ -136,7 +127,6 @@ class Subject:
     row: tuple[str, str]  # algorithm and formulation; both "" where there is none
     given: Mapping[str, Any]  # what files and command line say
     stage: str  # the name of its recipe
-    reads: frozenset[str]  # what its trainer reads beside the loss
     launched: int  # processes
     precision: str  # what the launch computes in: no, bf16 or fp16
     clips_at: float  # norm of a gradient; 0: none is clipped
@@ -147,10 +137,14 @@ class Subject:
         return self.given.get("gradient_accumulation_steps", 1)
 
     @property
+    def per_generation(self) -> int:
+        """Micro-batches of each process that one generation feeds."""
+        return self.given.get("steps_per_generation") or self.accumulation
+
+    @property
     def depends_on(self) -> str:
         """Why the update depends on how examples are shared out, in any launch; "": it does not."""
-        per_generation = self.given.get("steps_per_generation") or self.accumulation
-        if STAGES[self.stage].prompted and self.accumulation % per_generation != 0:
+        if STAGES[self.stage].prompted and self.accumulation % self.per_generation != 0:
             return "TRL's shuffle, local to a process, decides what shares an optimizer step"
         if {self.row, (self.row[0], "any")} & LOCAL or self.given.get("loss_type") == "bnpo":
             return f"the loss of {' '.join(self.row)} depends on what shares a micro-batch"
@@ -160,19 +154,6 @@ class Subject:
     def reference_processes(self) -> int:
         """On how many processes the reference trains: one, or as many as the launch."""
         return self.launched if self.depends_on else 1
-
-    @property
-    def reference_text(self) -> str:
-        """What the reference is, in a line."""
-        if self.depends_on:
-            return f"DDP on {self.launched} processes, since {self.depends_on}"
-        return "one process"
-
-    @property
-    def batch_size(self) -> int:
-        """Examples of a micro-batch of each process: whole groups, so that all fits."""
-        share = EXAMPLES // (self.launched * self.accumulation)
-        return max(GROUP, share // GROUP * GROUP)
 
     def write(self, folder: Path, model: str, processes: int, seed: int) -> Path:
         """Write the config of a training and its examples; return the config's path.
@@ -184,9 +165,11 @@ class Subject:
             seed: of the examples and of the run.
         """
         stage = STAGES[self.stage]
-        of_all = self.batch_size * self.launched
+        share = EXAMPLES // (self.launched * self.accumulation)
+        batch_size = max(GROUP, share // GROUP * GROUP)  # whole groups, of each process launched
+        of_all = batch_size * self.launched
         examples = folder / "examples.jsonl"
-        count = STEPS * of_all * self.accumulation
+        count = of_all * max(STEPS * self.accumulation, self.per_generation)
         write_examples(examples, stage.name, self.row[0], count, seed)
         values = {key: copy(value) for key, value in self.given.items() if key in KEPT}
         values |= {
@@ -217,9 +200,10 @@ class Subject:
         # no new ones are drawn where completions are fixed; the penalty is for longer ones
         fixed = {"dynamic_sampling_rounds": 0, "soft_punish_cache": LIMIT // 3}
         fixed |= dict(zip(("correctness_reward", "format_reward"), REWARDS, strict=True))
-        values |= {key: value for key, value in fixed.items() if key in self.reads}
-        if "teacher_models" in self.given:
-            values["teacher_models"] = [checkpoint_path()]  # another: it has been trained
+        reads = formulation(*self.row).trainer_reads if self.row[0] else {}
+        values |= {key: value for key, value in fixed.items() if key in reads}
+        if "teacher_models" in self.given:  # other ones than the model, which is untrained
+            values["teacher_models"] = [EMBEDDED] * len(self.given["teacher_models"])
         path = folder / f"on-{processes}.yaml"
         path.write_text(dump_yaml(values), encoding="utf-8")
         return path

@@ -9,15 +9,7 @@ import torch
 from rlhf_trl.compare import launch_faults
 from rlhf_trl.compare.launch_faults import TOLERANCES, Difference
 from rlhf_trl.compare.launch_inputs import STEPS, Subject
-from rlhf_trl.compare.launch_training import (
-    CONFIGURED,
-    MOVES,
-    SGD,
-    CameUp,
-    Training,
-    rate_of,
-    train,
-)
+from rlhf_trl.compare.launch_training import MOVES, CameUp, Training, train
 from rlhf_trl.run.stages import STAGES
 
 FIRST_STEP = "SGD, one step"
@@ -33,24 +25,18 @@ class Cell:
     configured: Training = field(default_factory=Training)
     sgd: Training = field(default_factory=Training)
 
-    def rates(self) -> dict[str, float]:
-        """Return the learning rates of SGD by part, as far as the other optimizer shows them."""
-        return self.configured.rates(MOVES[self.subject.precision])
-
     def train(self, folder: Path, processes: int, of: "Cell | None" = None) -> None:
         """Train on as many processes; `of` is the launch's cell where this is its reference."""
         config = self.subject.write(folder, self.model, processes, self.seed)
         stage = self.subject.stage
-        self.configured = train(config, stage, CONFIGURED, {})
-        rates = (self if of is None else of).rates()
-        if of is None and processes > 1:
-            sent = [rates]
-            torch.distributed.broadcast_object_list(sent)  # the others have no weights
-            (rates,) = sent
-        batches = []
-        for witness in of.sgd.witnesses if of else ():
-            batches += witness.batches
-        self.sgd = train(config, stage, SGD, rates, batches)
+        self.configured = train(config, stage, {})
+        if of is None:
+            rates = [self.configured.sgd_rates(MOVES[self.subject.precision])]
+            torch.distributed.broadcast_object_list(rates)  # the others have no weights
+            self.sgd = train(config, stage, rates[0])
+        else:
+            batches = [batch for witness in of.sgd.witnesses for batch in witness.batches]
+            self.sgd = train(config, stage, of.sgd.rates, batches)
 
 
 @dataclass
@@ -58,7 +44,7 @@ class Report:
     """What a check of a cell says."""
 
     came_up: CameUp
-    reference: str  # what it is compared with
+    reference: str = "one process"
     differences: dict[str, list[Difference]] = field(default_factory=dict)  # by what was trained
     faults: list[str] = field(default_factory=list)  # what explains them, and what else is wrong
 
@@ -87,7 +73,9 @@ def judge(launched: Cell, reference: Cell) -> Report:
     subject = launched.subject
     tolerance = TOLERANCES[subject.precision]
     assert launched.sgd.came_up is not None
-    report = Report(launched.sgd.came_up, subject.reference_text)
+    report = Report(launched.sgd.came_up)
+    if subject.depends_on:
+        report.reference = f"DDP on {subject.launched} processes, since {subject.depends_on}"
     before = reference.sgd.weights[0]
     # a launch that ended early, as where the last window is lost, has moved no further
     ended = launched.sgd.weights[-1:] * STEPS
@@ -174,23 +162,21 @@ def of_updates(launched: Cell, reference: Cell, report: Report, tolerance: float
             faults.append(f"optimizer step {step} of {STEPS} changes nothing: its window is lost")
     if any(len(witness.batches) != subject.accumulation for witness in ours.witnesses):
         return faults  # `of_set_up` names it; nothing can be fitted
-    assert theirs.columns is not None
-    rates = launched.rates()
     sizes = len(ours.witnesses), subject.accumulation
     tokens = [launch_faults.tokens_of(b.inputs) for w in ours.witnesses for b in w.batches]
     changes = [launch_faults.change(t.weights[0], t.weights[1]) for t in (ours, theirs)]
-    columns = columns_by_name(theirs)
-    by_part = launch_faults.parts([*columns])
+    by_part = launch_faults.parts([*theirs.columns])
     clips_differ = clipped_norms_differ(subject.clips_at, ours.norm, theirs.norm, tolerance)
     for difference in report.differences[FIRST_STEP]:
         if difference.verdict == "same" and not clips_differ:
             continue
         names = by_part[difference.part]
-        rate = rate_of(rates, difference.part)
+        rate = ours.rates[difference.part]
+        columns = torch.cat([theirs.columns[name] for name in names])
         step = launch_faults.Step(
             launched=launch_faults.flat(changes[0], names) / -rate,
             reference=launch_faults.flat(changes[1], names) / -rate,
-            columns=torch.cat([columns[name] for name in names]).double().unflatten(1, sizes),
+            columns=columns.double().unflatten(1, sizes),
             tokens=torch.tensor(tokens).view(sizes),
             norms=(ours.norm, theirs.norm),
             clips_at=subject.clips_at,
@@ -200,13 +186,6 @@ def of_updates(launched: Cell, reference: Cell, report: Report, tolerance: float
             nothing = f"the {difference.part} differs by no weight of a micro-batch"
             faults.append(sentence or nothing)
     return faults
-
-
-def columns_by_name(training: Training) -> dict[str, torch.Tensor]:
-    """Return the rows of a training's columns by the parameter that they are the gradient of."""
-    assert training.columns is not None
-    sizes = [tensor.numel() for tensor in training.weights[0].values()]
-    return dict(zip(training.weights[0], training.columns.split(sizes), strict=True))
 
 
 def clipped_norms_differ(

@@ -1,9 +1,7 @@
 """A few optimizer steps of a recipe's trainer, watched: in a launch, and in its reference."""
 
-import logging
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from copy import copy
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -12,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import disable_progress_bars
 from torch import Tensor
 from transformers import TrainerCallback
 
-from rlhf_trl.compare.launch_faults import MODEL, POLICY, VALUE_MODEL, Weights, flat, parts
+from rlhf_trl.compare.launch_faults import Weights, flat, parts
 from rlhf_trl.compare.measure import fix_completions
+from rlhf_trl.compare.models import quiet
 from rlhf_trl.compare.policy import completion
 from rlhf_trl.run import launch
 from rlhf_trl.run.started import start
 from rlhf_trl.tiny.model import PAD
 
-SGD, CONFIGURED = "SGD", "the configured optimizer"
 MOVES = {"no": 0.01, "bf16": 1e-4, "fp16": 1e-4}
 """Of SGD's first step, relative to the weights: far above the rounding of float32, and so small
 that three steps hardly multiply the rounding of a forward pass in 16 bits."""
@@ -63,15 +60,16 @@ class CameUp:
     @property
     def line(self) -> str:
         """All of it."""
-        words = [f"{self.processes} processes on {self.device}", f"strategy {self.strategy}"]
+        zero = ""
         if self.stage is not None:
-            words += [
-                f"ZeRO stage {self.stage}",
-                f"optimizer offloaded to {self.offload_optimizer}",
-                f"parameters offloaded to {self.offload_parameters}",
-            ]
-        words += [f"accumulation {self.accumulation}", self.optimizer]
-        return ", ".join(words)
+            zero = (
+                f"ZeRO stage {self.stage}, optimizer offloaded to {self.offload_optimizer}, "
+                f"parameters offloaded to {self.offload_parameters}, "
+            )
+        return (
+            f"{self.processes} processes on {self.device}, strategy {self.strategy}, {zero}"
+            f"accumulation {self.accumulation}, {self.optimizer}"
+        )
 
 
 @dataclass(frozen=True)
@@ -90,28 +88,28 @@ class Training:
 
     weights: list[Weights] = field(default_factory=list)  # before, and after each optimizer step
     moment: Weights = field(default_factory=dict)  # the optimizer's first one after its first step
-    asked: str = SGD  # the name of the optimizer that was asked for
+    rates: Mapping[str, float] = field(default_factory=dict)  # of SGD, by part
+    asked: str = "SGD"  # the name of the optimizer that was asked for
     norm: float | None = None  # of the first step's gradient before it was clipped
     witnesses: list[Witness] = field(default_factory=list)  # of all processes
-    columns: Tensor | None = None  # (N, micro-batches) gradients, in the first weights
+    # by parameter: (its size, micro-batches) gradients in the first weights
+    columns: dict[str, Tensor] = field(default_factory=dict)
     came_up: CameUp | None = None
 
-    def rates(self, move: float) -> dict[str, float]:
+    def sgd_rates(self, move: float) -> dict[str, float]:
         """Return by part a learning rate with which SGD moves the weights by a share of them."""
-        if not self.moment or not self.weights:
+        if not self.weights:  # not the first process
             return {}
         rates = {}
-        for part, names in parts([*self.moment]).items():
-            size = float(flat(self.moment, names).norm())
-            if size:
-                rates[part] = move * float(flat(self.weights[0], names).norm()) / size
+        for part, names in parts([*self.weights[0]]).items():
+            size = float(flat(self.moment, names).norm()) if self.moment else 0.0
+            rates[part] = move * float(flat(self.weights[0], names).norm()) / size if size else RATE
         return rates
 
 
 def train(
     config: Path,
     stage: str,
-    optimizer: str,
     rates: Mapping[str, float],
     columns_of: Sequence[MicroBatch] = (),
 ) -> Training:
@@ -120,41 +118,23 @@ def train(
     Args:
         config: the path of its YAML.
         stage: the recipe.
-        optimizer: SGD or CONFIGURED.
-        rates: learning rates of SGD by part.
+        rates: learning rates of SGD by part; {}: the configured optimizer steps.
         columns_of: micro-batches whose gradients are wanted, too.
     """
-    watched = _Watched(optimizer, rates, columns_of)
-    with quiet():
+    watched = _Watched(Training(rates=rates), columns_of)
+    with quiet(), redirect_stdout(StringIO()):
         start(stage, ["--config", str(config)], watched.run)
     return watched.training
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep off the screen what a run prints, and warnings of libraries."""
-    disable_progress_bars()
-    logging.disable(logging.WARNING)
-    try:
-        with redirect_stdout(StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
+@dataclass(eq=False)
 class _Watched(TrainerCallback):
     """Stands in for `run.train.run`: trains, and keeps what `Training` holds."""
 
-    def __init__(
-        self, optimizer: str, rates: Mapping[str, float], columns_of: Sequence[MicroBatch]
-    ) -> None:
-        self.optimizer = optimizer
-        self.rates = rates
-        self.columns_of = columns_of
-        self.training = Training()
-        self.batches: list[MicroBatch] = []
-        self.digests: list[str] = []
+    training: Training
+    columns_of: Sequence[MicroBatch]
+    batches: list[MicroBatch] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)  # of this process's weights
 
     def run(self, trainer: Any, loaded: Any, *_: Any, **__: Any) -> None:
         """Take the arguments of `train.run`, and train."""
@@ -162,7 +142,7 @@ class _Watched(TrainerCallback):
         launch.check_strategy(trainer, loaded.own.expect)
         if hasattr(trainer, "_generate_single_turn"):
             fix_completions(trainer, completion(ragged=True))
-        if self.optimizer == SGD:
+        if self.training.rates:
             self._take_sgd()
         else:
             trainer.args.max_steps = 1
@@ -174,11 +154,10 @@ class _Watched(TrainerCallback):
 
     def _take_sgd(self) -> None:
         trainer = self.trainer
-        has_value_model = hasattr(trainer.args, "value_learning_rate")
-        rate = rate_of(self.rates, POLICY if has_value_model else MODEL)
+        rate, *value_rate = self.training.rates.values()
         trainer.optimizer_cls_and_kwargs = (torch.optim.SGD, {"lr": rate})
-        if has_value_model:
-            trainer.args.value_learning_rate = rate_of(self.rates, VALUE_MODEL)
+        if value_rate:
+            (trainer.args.value_learning_rate,) = value_rate
         trainer.args.weight_decay = 0.0
         plugin = trainer.accelerator.state.deepspeed_plugin
         if plugin is not None:
@@ -202,24 +181,22 @@ class _Watched(TrainerCallback):
 
         trainer.compute_loss = watched
 
-    def _columns(self, compute_loss: Any, model: Any) -> Tensor:
-        """Return the gradient of each wanted micro-batch, (N, micro-batches)."""
+    def _columns(self, compute_loss: Any, model: Any) -> dict[str, Tensor]:
+        """Return by parameter the gradient of each wanted micro-batch, (size, micro-batches)."""
         trainer = self.trainer
         unwrapped = trainer.accelerator.unwrap_model(model)
-        named = [(name, p) for name, p in unwrapped.named_parameters() if p.requires_grad]
+        trained = _trained(unwrapped)
         columns = []
         for batch in self.columns_of:
             inputs = _kept(batch.inputs, trainer.args.device)
             items = _kept(batch.items, trainer.args.device)
             with trainer.compute_loss_context_manager():
                 loss = compute_loss(unwrapped, inputs, num_items_in_batch=items)
-            gradients = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
-            by_name = {
-                name: torch.zeros_like(p) if gradient is None else gradient
-                for (name, p), gradient in zip(named, gradients, strict=True)
-            }
-            columns.append(flat(by_name, [*by_name]).float().cpu())
-        return torch.stack(columns, 1)
+            # `materialize_grads`: 0 where the loss reads a parameter nowhere
+            gradients = torch.autograd.grad(loss, [*trained.values()], materialize_grads=True)
+            columns.append([gradient.flatten().cpu() for gradient in gradients])
+        by_parameter = zip(trained, zip(*columns, strict=True), strict=True)
+        return {name: torch.stack(gradients, 1) for name, gradients in by_parameter}
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         """Look at the weights before the first step, as they are wrapped."""
@@ -230,7 +207,7 @@ class _Watched(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
         """Look at the weights after a step, and at the optimizer after the first one."""
         self._look()
-        if state.global_step == 1 and self.optimizer == CONFIGURED:
+        if state.global_step == 1 and not self.training.rates:
             self.training.moment = first_moments(self.trainer)
 
     def _look(self) -> None:
@@ -253,11 +230,6 @@ class _Watched(TrainerCallback):
         training.asked = training.asked or training.came_up.optimizer
 
 
-def rate_of(rates: Mapping[str, float], part: str) -> float:
-    """Return the learning rate of SGD for a part of the model."""
-    return rates.get(part, RATE)
-
-
 def launch_optimizer(args: Any) -> str | None:
     """Return the class name of the optimizer that a config asks for; None: DeepSpeed's own does."""
     from transformers import Trainer
@@ -275,9 +247,6 @@ def launch_optimizer(args: Any) -> str | None:
 
 def came_up(trainer: Any, accumulation: int) -> CameUp:
     """Return what a trainer has come to, whose first optimizer step took some micro-batches."""
-    optimizer = trainer.optimizer
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
     accelerator = trainer.accelerator
     stage, offload = None, ["none", "none"]
     if trainer.is_deepspeed_enabled:
@@ -294,8 +263,16 @@ def came_up(trainer: Any, accumulation: int) -> CameUp:
         offload_optimizer=offload[0],
         offload_parameters=offload[1],
         accumulation=accumulation,
-        optimizer=type(optimizer).__name__,
+        optimizer=type(_layers(trainer.optimizer)[-1]).__name__,
     )
+
+
+def _layers(optimizer: Any) -> list[Any]:
+    """Return an optimizer and what it wraps; the last one steps."""
+    layers = [optimizer]
+    while hasattr(layers[-1], "optimizer"):
+        layers.append(layers[-1].optimizer)
+    return layers
 
 
 def whole(model: Any, write: bool = False) -> AbstractContextManager[None]:
@@ -312,7 +289,7 @@ def whole_weights(model: Any) -> tuple[dict[str, Tensor], str]:
 
     All processes call it. Weights of 16 bits that DeepSpeed steps in float32 are the latter.
     """
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    trained = _trained(model)
     with whole(model):
         own = {name: _full(p.detach()).clone() for name, p in trained.items()}
     weights = {}
@@ -331,21 +308,17 @@ def first_moments(trainer: Any) -> dict[str, Tensor]:
 
     All processes call it.
     """
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    optimizer = trainer.optimizer
-    while hasattr(optimizer, "optimizer"):
-        if hasattr(optimizer, "_hp_optimizer_states_linked"):
+    *wrappers, optimizer = _layers(trainer.optimizer)
+    for wrapper in wrappers:
+        if hasattr(wrapper, "_hp_optimizer_states_linked"):
             # DeepSpeed 0.19.8 links the states of all groups after the first one has stepped, when
             # those of the others do not exist yet
-            optimizer._hp_optimizer_states_linked = False
-            optimizer._lazy_init_hp_params_optimizer_state()
-        optimizer = optimizer.optimizer
+            wrapper._hp_optimizer_states_linked = False
+            wrapper._lazy_init_hp_params_optimizer_state()
     if not any("exp_avg" in state for state in optimizer.state.values()):
         return {}
     moments = {}
-    for name, p in model.named_parameters():
-        if not p.requires_grad:
-            continue
+    for name, p in _trained(trainer.accelerator.unwrap_model(trainer.model)).items():
         if trainer.is_deepspeed_enabled:
             from deepspeed.utils import safe_get_full_optimizer_state
 
@@ -354,12 +327,14 @@ def first_moments(trainer: Any) -> dict[str, Tensor]:
             moment = optimizer.state.get(p, {}).get("exp_avg")
         if moment is None:
             return {}
-        moments[name] = _full(moment).detach().float().cpu().clone().view(_shape(p))
+        shape = getattr(p, "ds_shape", p.shape)  # ZeRO-3 leaves an empty one
+        moments[name] = _full(moment).detach().float().cpu().clone().view(shape)
     return moments
 
 
-def _shape(parameter: Any) -> torch.Size:
-    return getattr(parameter, "ds_shape", parameter.shape)  # ZeRO-3 leaves an empty one
+def _trained(model: Any) -> dict[str, Any]:
+    """Return the parameters that are trained, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def _full(tensor: Any) -> Tensor:

@@ -102,12 +102,32 @@ def _load_once(cls: type, *args: Any, **kwargs: Any) -> Module:
 
 
 @contextmanager
+def quiet() -> Iterator[None]:
+    """Keep progress bars and warnings of other libraries off the screen."""
+    import datasets
+    import transformers
+
+    bars_were_disabled = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    transformers.logging.disable_progress_bar()
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+        transformers.logging.enable_progress_bar()
+        if not bars_were_disabled:
+            datasets.enable_progress_bars()
+
+
+@contextmanager
 def quick_and_quiet() -> Iterator[None]:
-    """Keep progress bars and warnings of other libraries off the screen, and skip slow steps.
+    """Keep libraries off the screen, see `quiet`, and skip their slow steps.
 
     What is skipped has no part in a comparison; the reason for each stands beside it.
     """
-    import datasets
     import transformers
 
     shortcuts = (
@@ -122,21 +142,10 @@ def quick_and_quiet() -> Iterator[None]:
         # accelerate imports DeepSpeed to see whether a model is of its kind: `bool()` is False
         patch("accelerate.utils.other.is_deepspeed_available", bool),
     )
-    bars_were_disabled = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    transformers.logging.disable_progress_bar()
-    logging.disable(logging.WARNING)
-    try:
-        with ExitStack() as stack, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for shortcut in shortcuts:
-                stack.enter_context(shortcut)
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
-        transformers.logging.enable_progress_bar()
-        if not bars_were_disabled:
-            datasets.enable_progress_bars()
+    with quiet(), ExitStack() as stack:
+        for shortcut in shortcuts:
+            stack.enter_context(shortcut)
+        yield
 
 
 @contextmanager
