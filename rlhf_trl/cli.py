@@ -724,10 +724,12 @@ def _runs(args: argparse.Namespace) -> None:
 
 def _check_launch(args: argparse.Namespace) -> None:
     """Check the launch that this process is a part of; an error is told once for all ranks."""
+    from rlhf_trl.compare.launch_watch import end_on_signals
     from rlhf_trl.models import load_quietly
     from rlhf_trl.run.launch import recipe, world_size
 
     def check() -> None:
+        end_on_signals()
         if world_size() == 1:
             raise InputError("nothing to compare; launch with --num_processes 2 or more.")
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what TRL sets

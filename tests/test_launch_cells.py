@@ -308,6 +308,7 @@ def test_what_cannot_be_checked_is_one_sentence(tmp_path):
     typo = tmp_path / "typo.yaml"
     typo.write_text(f"extends: {ROOT}/configs/tiny/grpo.yaml\nlearning_rat: 1\n")
     ended_with(f"{typo}: learning_rat is not a known key", "--config", typo)
+    ended_with("--limit is 0; write a number of seconds above 0.", *TINY, "--limit", 0)
     ended_with("FSDP cannot run on a CPU", *TINY, config="fsdp2")
     ended_with(
         "DeepSpeed builds an extension on its first start, and no-compiler is not on PATH",

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +26,10 @@ from rlhf_trl.compare.launch_watch import watched
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import launch
 from rlhf_trl.run.config_files import read_command_line, read_config
+from rlhf_trl.run.processes import end_with_launcher
 from rlhf_trl.run.stages import stage_of_config
 
+BUILDING = 600.0  # seconds in which DeepSpeed's first start may build an extension
 LAUNCHED, REFERENCE = "launched.pickle", "reference.pickle"
 OF_LAUNCHERS = (
     *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "ACCELERATE_", "TORCHELASTIC_"),
@@ -45,9 +48,12 @@ def check_launch(config: str, words: Sequence[str], limit: float) -> None:
     Raises:
         InputError: the config does not load, the launch cannot be checked, or its update differs.
     """
+    if not 0 < limit <= threading.TIMEOUT_MAX:
+        raise InputError(f"--limit is {limit:g}; write a number of seconds above 0.")
     with tempfile.TemporaryDirectory(prefix="rlhf_trl-launch-") as name:
         folder = Path(name)
-        subject, note = read_subject(["--config", config, *words], folder / "model")
+        with watched(max(limit, BUILDING)):
+            subject, note = read_subject(["--config", config, *words], folder / "model")
         cell = Cell(subject, str(folder / "model"))
         train_cells([cell], folder, limit)
         if os.environ["RANK"] != "0":
@@ -86,6 +92,10 @@ def read_subject(words: Sequence[str], model: Path) -> tuple[Subject, str]:
         from rlhf_trl.run import deepspeed
 
         precision = deepspeed.precision(args)
+        if deepspeed.innermost_optimizer(args) == "DeepSpeedCPUAdam":
+            from deepspeed.ops.op_builder import CPUAdamBuilder
+
+            CPUAdamBuilder().load(verbose=False)  # here, since a training that builds looks hung
     row = (loaded.row.algorithm or "", loaded.row.formulation) if loaded.row else ("", "")
     subject = Subject(
         row=row,
@@ -120,12 +130,12 @@ def train_cells(cells: Sequence[Cell], folder: Path, limit: float) -> None:
         folder: of this process, for files.
         limit: seconds after which a training hangs.
     """
-    rank, processes = int(os.environ["RANK"]), launch.world_size()
-    for number, cell in enumerate(tqdm(cells, "trainings", disable=rank > 0 or len(cells) == 1)):
+    is_shown = os.environ["RANK"] == "0" and len(cells) > 1
+    for number, cell in enumerate(tqdm(cells, "trainings", disable=not is_shown)):
         cell_folder = folder / f"launched-{number}"
         cell_folder.mkdir(parents=True)
-        with watched(limit, rank, processes):
-            cell.train(cell_folder, processes)
+        with watched(limit):
+            cell.train(cell_folder, launch.world_size())
 
 
 def judge_cells(cells: Sequence[Cell], folder: Path, limit: float) -> list[Report]:
@@ -160,24 +170,21 @@ def train_references(
         environment["CUDA_VISIBLE_DEVICES"] = visible.partition(",")[0]
     words += ["-m", "rlhf_trl.compare.check_launch", str(folder)]
     limit = limit * len(cells)
-    with subprocess.Popen(
-        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        try:
-            printed, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired as error:
-            process.terminate()  # of several, their launcher ends the others
-            raise InputError(
-                f"the reference did not end within {limit:g} s; raise --limit."
-            ) from error
-    if process.returncode:
-        last = [line for line in printed.splitlines() if line.strip()][-1:] or ["no reason"]
-        raise InputError(f"the reference failed ({last[0]}); run the config on one process.")
+    options = {"env": environment, "timeout": limit, "capture_output": True, "text": True}
+    try:
+        done = subprocess.run(words, **options, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise InputError(f"the reference did not end within {limit:g} s; raise --limit.") from error
+    if done.returncode:
+        reasons = [line for line in done.stderr.splitlines() if "rror: " in line]
+        reason = reasons[0] if reasons else f"exit code {done.returncode}"
+        raise InputError(f"the reference failed ({reason}); run the config on one process.")
     return pickle.loads((folder / REFERENCE).read_bytes())
 
 
 def main(folder: Path) -> None:
     """Be the reference of the cells in a folder."""
+    end_with_launcher()
     rank, processes = int(os.environ.get("RANK", 0)), launch.world_size()
     references = []
     cells: list[Cell] = pickle.loads((folder / LAUNCHED).read_bytes())

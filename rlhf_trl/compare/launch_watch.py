@@ -1,6 +1,7 @@
-"""What becomes of a launch that waits for ever: every rank's stack, and an end."""
+"""How a launch ends that waits for ever, with every rank's stack, or that is told to end."""
 
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -11,11 +12,32 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from rlhf_trl.errors import Stopped
+from rlhf_trl.run.launch import world_size
+from rlhf_trl.run.signals import HANDLED, say
+
 GRACE = 3.0  # seconds in which all ranks of a machine write their stacks
 
 
+def end_on_signals() -> None:
+    """End with a sentence on a signal that the parent did not have this process ignore.
+
+    The sentence of `run.signals` would tell of checkpoints.
+    """
+    answered = [number for number in HANDLED if signal.getsignal(number) != signal.SIG_IGN]
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each in answered:  # a launcher forwards the Ctrl-C that came directly, too
+            signal.signal(each, signal.SIG_IGN)
+        say(f"stopped by {signal.Signals(number).name} before anything was found")
+        raise Stopped(128 + number)
+
+    for number in answered:
+        signal.signal(number, end)
+
+
 @contextmanager
-def watched(limit: float, rank: int, processes: int) -> Iterator[None]:
+def watched(limit: float) -> Iterator[None]:
     """End the process if a block takes more than `limit` seconds.
 
     The first rank of a machine then prints the stacks of all its ranks, and which waits where.
@@ -31,11 +53,12 @@ def watched(limit: float, rank: int, processes: int) -> Iterator[None]:
         frame = sys._current_frames()[main_thread]
         folder.mkdir(exist_ok=True)
         text = f"{place_of(frame)}\n{''.join(traceback.format_stack(frame))}"
+        rank = os.environ["RANK"]
         part = folder / f".{rank}"
         part.write_text(text)
-        part.rename(folder / str(rank))
+        part.rename(folder / rank)
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            _report(folder, limit, processes)
+            _report(folder, limit)
         else:
             time.sleep(2 * GRACE)
         os._exit(1)
@@ -48,9 +71,9 @@ def watched(limit: float, rank: int, processes: int) -> Iterator[None]:
         ended.set()
 
 
-def _report(folder: Path, limit: float, processes: int) -> None:
+def _report(folder: Path, limit: float) -> None:
     """Print the stacks that the ranks have written, and end with the places they wait at."""
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
     until = time.monotonic() + GRACE
     while time.monotonic() < until and len([*folder.glob("[0-9]*")]) < local:
         time.sleep(0.1)
