@@ -76,10 +76,18 @@ def bf16(folder):
 
 
 def configs(folder):
-    """Every config of configs/tiny that trains and does not sample before."""
+    """Every config of configs/tiny that trains and does not sample before, and some options."""
     sampling = ("rejection_sampling", "rejection_sampling_reward")
     names = sorted(path.stem for path in Path("configs/tiny").glob("*.yaml"))
-    return {name: (cell(name, folder), None) for name in names if name not in ("base", *sampling)}
+    cells = {name: (cell(name, folder), None) for name in names if name not in ("base", *sampling)}
+    for name, *words in (
+        ("grpo", "--use_peft", "true"),  # whose dropout would differ from process to process
+        ("grpo", "--formulation", "trl", "--loss_type", "bnpo"),
+        ("ppo", "--value_model", "head", "--steps_per_generation", 1),  # whose weights begin at 0
+        ("opd", "--teacher_models", "tiny", "tiny", "--teacher_weights", 0.3, 0.7),
+    ):
+        cells[" ".join(map(str, [name, *words]))] = (cell(name, folder, *words), None)
+    return cells
 
 
 def seeds(folder):

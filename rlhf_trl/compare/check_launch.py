@@ -101,6 +101,7 @@ def read_subject(words: Sequence[str], model: Path) -> tuple[Subject, str]:
         row=row,
         given=loaded.given | {"use_cpu": args.device.type == "cpu", "bf16": precision == "bf16"},
         stage=stage.name,
+        reads=loaded.row.row.trainer_reads if loaded.row else frozenset(),
         launched=args.world_size,
         precision=precision,
         clips_at=float(args.max_grad_norm or 0),

@@ -37,6 +37,8 @@ class Difference:
     @property
     def text(self) -> str:
         """The verdict in words."""
+        if self.verdict == "same" and self.cosine == 0:
+            return "same, since neither moves it"
         return f"scaled by {self.ratio:.3g}" if self.verdict == "scaled" else self.verdict
 
 
@@ -51,11 +53,6 @@ def parts(names: Sequence[str]) -> dict[str, list[str]]:
 def flat(weights: Weights, names: Sequence[str]) -> Tensor:
     """Return (N,) some parameters, flattened, in float64."""
     return torch.cat([weights[name].double().flatten() for name in names])
-
-
-def change(before: Weights, after: Weights) -> dict[str, Tensor]:
-    """Return after - before."""
-    return {name: after[name].double() - before[name].double() for name in before}
 
 
 def compare(

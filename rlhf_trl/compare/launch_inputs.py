@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rlhf_trl.algorithms import LOSS_FIELDS, formulation
+from rlhf_trl.algorithms import LOSS_FIELDS
 from rlhf_trl.compare.measure import sentence
 from rlhf_trl.compare.policy import GROUP, LIMIT, WEIGHTS
 from rlhf_trl.models import EMBEDDED, UNTRAINED
@@ -30,13 +30,16 @@ algorithm formulation expect seed use_cpu bf16 fp16 tf32 dtype gradient_accumula
 steps_per_generation num_iterations max_grad_norm optim optim_args learning_rate adam_beta1
 adam_beta2 adam_epsilon weight_decay value_model value_learning_rate activation_checkpointing
 activation_checkpointing_kwargs average_tokens_across_devices cast_lm_head_to_fp32 temperature
-router_aux_loss_coef use_peft lora_r lora_alpha lora_dropout lora_target_modules use_rslora
+router_aux_loss_coef use_peft lora_r lora_alpha lora_target_modules use_rslora
 lora_target_parameters completion_only_loss assistant_only_loss mask_truncated_completions
 """
 KEPT = LOSS_FIELDS | {*KEPT_BESIDE_THE_LOSS.split()}
 """The keys of a config that stay; the others are about data, rewards, models and reports."""
 
-LOCAL = {("dapo", "code"), ("kto", "any"), ("orpo", "trl"), ("orm", "code"), ("prm", "code")}
+LOCAL = {
+    *(("dapo", "code"), ("kto",), ("orpo", "trl"), ("orm", "code"), ("prm", "code")),
+    ("loss_type", "bnpo"),
+}
 """Rows with a mean, or a reference point, of the micro-batch of a process; see launchers.md."""
 
 SIZES = """
@@ -84,6 +87,9 @@ def _of_architecture(named: str, embedded: Any, given: Mapping[str, Any]) -> Any
     sizes |= {name: size for name, size in OF_EXPERTS.items() if hasattr(original, name)}
     sizes["tie_word_embeddings"] = original.tie_word_embeddings
     config = type(original)(**sizes)
+    for name in vars(config):
+        if "drop" in name and isinstance(getattr(config, name), float):
+            setattr(config, name, 0.0)  # which is drawn, by each process for itself
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         # not by an auto class, which shares the weights out where ZeRO-3 is on
@@ -127,6 +133,7 @@ class Subject:
     row: tuple[str, str]  # algorithm and formulation; both "" where there is none
     given: Mapping[str, Any]  # what files and command line say
     stage: str  # the name of its recipe
+    reads: frozenset[str]  # what its trainer reads beside the loss
     launched: int  # processes
     precision: str  # what the launch computes in: no, bf16 or fp16
     clips_at: float  # norm of a gradient; 0: none is clipped
@@ -146,8 +153,10 @@ class Subject:
         """Why the update depends on how examples are shared out, in any launch; "": it does not."""
         if STAGES[self.stage].prompted and self.accumulation % self.per_generation != 0:
             return "TRL's shuffle, local to a process, decides what shares an optimizer step"
-        if {self.row, (self.row[0], "any")} & LOCAL or self.given.get("loss_type") == "bnpo":
-            return f"the loss of {' '.join(self.row)} depends on what shares a micro-batch"
+        loss_type = "loss_type", self.given.get("loss_type")
+        local = LOCAL & {self.row, self.row[:1], loss_type}
+        if local:
+            return f"the loss of {' '.join(min(local))} depends on what shares a micro-batch"
         return ""
 
     @property
@@ -200,10 +209,11 @@ class Subject:
         # no new ones are drawn where completions are fixed; the penalty is for longer ones
         fixed = {"dynamic_sampling_rounds": 0, "soft_punish_cache": LIMIT // 3}
         fixed |= dict(zip(("correctness_reward", "format_reward"), REWARDS, strict=True))
-        reads = formulation(*self.row).trainer_reads if self.row[0] else {}
-        values |= {key: value for key, value in fixed.items() if key in reads}
+        values |= {key: value for key, value in fixed.items() if key in self.reads}
         if "teacher_models" in self.given:  # other ones than the model, which is untrained
             values["teacher_models"] = [EMBEDDED] * len(self.given["teacher_models"])
+        if self.given.get("use_peft"):
+            values["lora_dropout"] = 0.0  # which is drawn, by each process for itself
         path = folder / f"on-{processes}.yaml"
         path.write_text(dump_yaml(values), encoding="utf-8")
         return path

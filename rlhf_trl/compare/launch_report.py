@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -77,27 +76,17 @@ def judge(launched: Cell, reference: Cell) -> Report:
     if subject.depends_on:
         report.reference = f"DDP on {subject.launched} processes, since {subject.depends_on}"
     before = reference.sgd.weights[0]
-    # a launch that ended early, as where the last window is lost, has moved no further
-    ended = launched.sgd.weights[-1:] * STEPS
-    launched.sgd.weights = [*launched.sgd.weights, *ended][: STEPS + 1]
-    for steps in (1, STEPS):
-        title = FIRST_STEP if steps == 1 else f"SGD, {steps} steps"
-        changes = [
-            launch_faults.change(training.weights[0], training.weights[steps])
-            for training in (launched.sgd, reference.sgd)
-        ]
+    for title, steps in ((FIRST_STEP, 1), (f"SGD, {STEPS} steps", STEPS)):
+        changes = launched.sgd.change(0, steps), reference.sgd.change(0, steps)
         report.differences[title] = launch_faults.compare(*changes, before, tolerance)
-    title = f"{launched.configured.asked}, first moment"
-    moments = [launched.configured.moment, reference.configured.moment]
-    rounded: Any = {}
-    if not all(moments):
-        title = f"{launched.configured.asked}, one step"
-        moments = [
-            launch_faults.change(training.weights[0], training.weights[1])
-            for training in (launched.configured, reference.configured)
-        ]
-        rounded = before
-    report.differences[title] = launch_faults.compare(*moments, rounded, tolerance)
+    ours, theirs = launched.configured, reference.configured
+    if ours.moment and theirs.moment:
+        differences = launch_faults.compare(ours.moment, theirs.moment, {}, tolerance)
+        report.differences[f"{ours.asked}, first moment"] = differences
+    else:
+        changes = ours.change(0, 1), theirs.change(0, 1)
+        differences = launch_faults.compare(*changes, before, tolerance)
+        report.differences[f"{ours.asked}, one step"] = differences
     report.faults = [
         *of_ranks(launched),
         *of_set_up(launched),
@@ -157,14 +146,12 @@ def of_updates(launched: Cell, reference: Cell, report: Report, tolerance: float
     ):
         faults.append("the launch starts with other weights than the reference")
     for step in range(1, STEPS + 1):
-        moved = launch_faults.change(ours.weights[step - 1], ours.weights[step])
-        if not any(bool(tensor.any()) for tensor in moved.values()):
+        if not any(bool(moved.any()) for moved in ours.change(step - 1, step).values()):
             faults.append(f"optimizer step {step} of {STEPS} changes nothing: its window is lost")
     if any(len(witness.batches) != subject.accumulation for witness in ours.witnesses):
         return faults  # `of_set_up` names it; nothing can be fitted
     sizes = len(ours.witnesses), subject.accumulation
     tokens = [launch_faults.tokens_of(b.inputs) for w in ours.witnesses for b in w.batches]
-    changes = [launch_faults.change(t.weights[0], t.weights[1]) for t in (ours, theirs)]
     by_part = launch_faults.parts([*theirs.columns])
     clips_differ = clipped_norms_differ(subject.clips_at, ours.norm, theirs.norm, tolerance)
     for difference in report.differences[FIRST_STEP]:
@@ -174,8 +161,8 @@ def of_updates(launched: Cell, reference: Cell, report: Report, tolerance: float
         rate = ours.rates[difference.part]
         columns = torch.cat([theirs.columns[name] for name in names])
         step = launch_faults.Step(
-            launched=launch_faults.flat(changes[0], names) / -rate,
-            reference=launch_faults.flat(changes[1], names) / -rate,
+            launched=launch_faults.flat(ours.change(0, 1), names) / -rate,
+            reference=launch_faults.flat(theirs.change(0, 1), names) / -rate,
             columns=columns.double().unflatten(1, sizes),
             tokens=torch.tensor(tokens).view(sizes),
             norms=(ours.norm, theirs.norm),

@@ -96,14 +96,23 @@ class Training:
     columns: dict[str, Tensor] = field(default_factory=dict)
     came_up: CameUp | None = None
 
+    def change(self, first: int, last: int) -> dict[str, Tensor]:
+        """Return what some optimizer steps have added to the weights; 0 by those never taken."""
+        before, after = (self.weights[min(step, len(self.weights) - 1)] for step in (first, last))
+        return {name: after[name].double() - before[name].double() for name in before}
+
     def sgd_rates(self, move: float) -> dict[str, float]:
-        """Return by part a learning rate with which SGD moves the weights by a share of them."""
+        """Return by part a learning rate with which SGD moves the weights by a share of them.
+
+        Weights that are 0, as those of a new head, are moved by that share of 1.
+        """
         if not self.weights:  # not the first process
             return {}
         rates = {}
         for part, names in parts([*self.weights[0]]).items():
             size = float(flat(self.moment, names).norm()) if self.moment else 0.0
-            rates[part] = move * float(flat(self.weights[0], names).norm()) / size if size else RATE
+            length = float(flat(self.weights[0], names).norm()) or 1.0
+            rates[part] = move * length / size if size else RATE
         return rates
 
 

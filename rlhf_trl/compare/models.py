@@ -108,6 +108,7 @@ def quiet() -> Iterator[None]:
     import transformers
 
     bars_were_disabled = datasets.are_progress_bars_disabled()
+    bars_of_models_were_enabled = transformers.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     transformers.logging.disable_progress_bar()
     logging.disable(logging.WARNING)
@@ -117,7 +118,8 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(logging.NOTSET)
-        transformers.logging.enable_progress_bar()
+        if bars_of_models_were_enabled:
+            transformers.logging.enable_progress_bar()
         if not bars_were_disabled:
             datasets.enable_progress_bars()
 
