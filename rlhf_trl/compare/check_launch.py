@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from rlhf_trl.compare.launch_inputs import Subject, small_model
 from rlhf_trl.compare.launch_report import Cell, Report, judge
@@ -131,8 +130,7 @@ def train_cells(cells: Sequence[Cell], folder: Path, limit: float) -> None:
         folder: of this process, for files.
         limit: seconds after which a training hangs.
     """
-    is_shown = os.environ["RANK"] == "0" and len(cells) > 1
-    for number, cell in enumerate(tqdm(cells, "trainings", disable=not is_shown)):
+    for number, cell in enumerate(cells):
         cell_folder = folder / f"launched-{number}"
         cell_folder.mkdir(parents=True)
         with watched(limit):
