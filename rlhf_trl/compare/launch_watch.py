@@ -27,8 +27,8 @@ def end_on_signals() -> None:
     answered = [number for number in HANDLED if signal.getsignal(number) != signal.SIG_IGN]
 
     def end(number: int, frame: FrameType | None) -> None:
-        for each in answered:  # a launcher forwards the Ctrl-C that came directly, too
-            signal.signal(each, signal.SIG_IGN)
+        for later in answered:  # a launcher forwards the Ctrl-C that came directly, too
+            signal.signal(later, signal.SIG_IGN)
         say(f"stopped by {signal.Signals(number).name} before anything was found")
         raise Stopped(128 + number)
 
