@@ -12,7 +12,7 @@ import torch
 from conftest import ROOT, cause
 from launch_cells import ACCUMULATIONS, CONFIGS, SEEDS
 
-from rlhf_trl.compare import launch_faults
+from rlhf_trl.compare import launch_faults, launch_inputs
 from rlhf_trl.compare.launch_faults import Step
 
 STRATEGIES = {  # config -> strategy, stage, where the optimizer and the parameters are
@@ -336,12 +336,9 @@ def test_a_launch_that_hangs_ends_with_every_stack(tmp_path):
     assert str(tmp_path) not in running.stdout
 
 
-KINDS = ("llama", "olmo2", "mistral", "phi3", "qwen3_moe")
-
-
 @pytest.mark.promise
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("kind", [*KINDS, "gemma3_text", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "olmo2", "mistral", "phi3", "qwen3_moe", "gemma3_text"])
 def test_a_small_model_has_the_architecture_of_the_config(kind, tmp_path):
     from transformers import AutoConfig
 
@@ -349,3 +346,25 @@ def test_a_small_model_has_the_architecture_of_the_config(kind, tmp_path):
     done = launched([*CHECK, *TINY, "--model_name_or_path", tmp_path])
     assert done.returncode == 0, done.stdout
     assert f"; a {kind} of " in done.stdout.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "note"),
+    [
+        ("opt", "a opt of "),  # whose dropout is above 0
+        ("gpt2", "the embedded model, with random weights: "),
+    ],
+    ids=["opt", "gpt2"],
+)
+def test_a_small_model_does_not_depend_on_what_shares_its_batch(kind, note, tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    AutoConfig.for_model(kind).save_pretrained(tmp_path / "original")
+    given = {"model_name_or_path": str(tmp_path / "original")}
+    line = launch_inputs.small_model(given, tmp_path / "small")
+    assert line.startswith(note)
+    assert ("its positions count padding" in line) == (kind == "gpt2")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "small").train()
+    ids, mask = torch.tensor([[0, 0, 7, 8, 9]]), torch.tensor([[0, 0, 1, 1, 1]])
+    alone, padded = model(ids[:, 2:]).logits[0, -1], model(ids, mask).logits[0, -1]
+    torch.testing.assert_close(alone, padded)

@@ -19,7 +19,7 @@ from rlhf_trl.compare.policy import GROUP, LIMIT, WEIGHTS
 from rlhf_trl.models import EMBEDDED, UNTRAINED
 from rlhf_trl.run.stages import STAGES
 from rlhf_trl.run.yaml_loader import dump_yaml
-from rlhf_trl.tiny.model import build_model
+from rlhf_trl.tiny.model import PAD, build_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 EXAMPLES, STEPS = 32, 3
@@ -93,8 +93,15 @@ def _of_architecture(named: str, embedded: Any, given: Mapping[str, Any]) -> Any
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         # not by an auto class, which shares the weights out where ZeRO-3 is on
-        model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).float()
-        model(input_ids=torch.tensor([[7, 8, 9]]))
+        model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).float().eval()
+    logits = []
+    for padding in (0, 2):
+        ids, mask = [PAD] * padding + [7, 8, 9], [0] * padding + [1, 1, 1]
+        tensors = {"input_ids": torch.tensor([ids]), "attention_mask": torch.tensor([mask])}
+        with torch.no_grad():
+            logits.append(model(**tensors).logits[0, -1])
+    if not torch.allclose(*logits, atol=1e-4):
+        raise ValueError("its positions count padding, so what shares a micro-batch matters")
     return model
 
 
