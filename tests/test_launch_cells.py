@@ -323,6 +323,16 @@ def test_what_cannot_be_checked_is_one_sentence(tmp_path):
     ended_with("configs/tiny/rejection_sampling.yaml samples answers before it trains", *sampled)
 
 
+def test_a_signal_ends_a_check_with_a_sentence_that_tells_of_no_checkpoint():
+    program = (
+        "import os, signal; from rlhf_trl.compare.launch_watch import end_on_signals; "
+        "end_on_signals(); os.kill(os.getpid(), signal.SIGTERM); print('not ended')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 128 + 15
+    assert done.stdout == "stopped by SIGTERM before anything was found\n"
+
+
 @pytest.mark.promise
 @pytest.mark.multiprocess
 def test_a_launch_that_hangs_ends_with_every_stack(tmp_path):
