@@ -4,7 +4,7 @@ import inspect
 import json
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import Any
 from rlhf_trl import trainers
 from rlhf_trl.algorithms import ALGORITHMS, LOSS_FIELDS, SHARED_FIELDS, Formulation
 from rlhf_trl.compare.measure import sentence
+from rlhf_trl.compare.sources import Change
+from rlhf_trl.compare.sources import shipped as sources
 from rlhf_trl.compare.surface import (
     ONLINE,
     TOLERANCE,
@@ -209,21 +211,42 @@ def _moved_fields(recorded: Facts, installed: Facts) -> Iterator[Moved]:
         yield replace(moved, what=f"{', '.join(configs)} field {moved.what}")
 
 
-def report(moved: list[Moved], recorded: Surface, installed: Surface, as_json: bool = False) -> str:
+def report(
+    moved: Sequence[Moved],
+    changes: Sequence[Change],
+    recorded: Surface,
+    installed: Surface,
+    as_json: bool = False,
+) -> str:
     """Return the versions, then a line for each thing that moved; with `as_json` all as JSON.
 
-    Where nothing moved, the last line says how much was checked.
+    Code that changed follows what it may have moved. Where nothing moved or changed, the last line
+    says how much was checked.
     """
     sizes = {name: len(facts) for name, facts in recorded.items() if name != "versions"}
     sizes["fields"] = sum(map(len, recorded["fields"].values()))  # of all configs, not configs
+    sizes["functions and classes"] = sum(len(facts["units"]) for facts in sources().values())
     versions = {"recorded": recorded["versions"], "installed": installed["versions"]}
     if as_json:
-        content = {**versions, "checked": sizes, "moved": [asdict(thing) for thing in moved]}
+        content = {
+            **versions,
+            "checked": sizes,
+            "moved": [asdict(thing) for thing in moved],
+            "code": [asdict(change) for change in changes],
+        }
         return json.dumps(content, indent=2)
     lines = []
     for kind, of_libraries in versions.items():
         lines.append(f"{kind}: {', '.join(f'{name} {v}' for name, v in of_libraries.items())}")
-    lines += [str(thing) for thing in moved]
+    if moved:
+        lines += ["moves what is computed:", *map(str, moved)]
+    old_code = [str(change) for change in changes if change.how != "new"]
+    new_code = [str(change) for change in changes if change.how == "new"]
+    if old_code:
+        title = "code that changed:" if moved else "changed, and no measurement differs:"
+        lines += [title, *old_code]
+    if new_code:
+        lines += ["new, executed and never recorded:", *new_code]
     if not moved:
         checked = ", ".join(f"{size} {name}" for name, size in sizes.items())
         lines.append(f"nothing moved since TRL {recorded['versions']['trl']}: {checked} checked")
