@@ -146,6 +146,8 @@ def main(result: Path, stage: str, words: Sequence[str]) -> None:
     trace = Trace()
     if stage:
         sys.argv = [f"recipes/{stage}.py", *words]
+        for part in ("run", "trainer"):  # what an import executes is not noted
+            STAGES[stage].part(part)
         with trace.on():
             STAGES[stage].main()
     else:
