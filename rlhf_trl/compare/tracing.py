@@ -21,7 +21,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.run.folders import home
 from rlhf_trl.run.stages import STAGES
 
-STEPS = ("--max_steps", "4", "--eval_steps", "2", "--save_strategy", "steps", "--save_steps", "2")
+STEPS = ("--eval_steps", "2", "--save_strategy", "steps", "--save_steps", "2")
 """What makes a run short, with an evaluation and a checkpoint."""
 
 SIZES = ("--dataset.size", "128", "--dataset.eval_size", "16", "--warmup_steps", "1")
@@ -108,7 +108,9 @@ class Run:
         output_dir = folder / (f"further-{hash(self)}" if is_further else self.stage)
         config = home() / f"configs/tiny/{'opd' if self.stage == 'distill' else self.stage}.yaml"
         program += ["--config", str(config), "--output_dir", str(output_dir)]
-        return [*program, *SIZES, *STEPS, *OF_STAGE.get(self.stage, ()), *self.words]
+        steps = () if "--max_steps" in self.words else ("--max_steps", "4")
+        own = OF_STAGE.get(self.stage, ())
+        return [*program, *SIZES, *STEPS, *steps, *own, *self.words]
 
 
 def executed() -> dict[str, set[Place]]:

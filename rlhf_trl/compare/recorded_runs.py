@@ -1,0 +1,168 @@
+"""Ten steps of stock trainers: order of rows, schedule, optimizer, evaluation, resuming, metrics.
+
+What the recorded losses hold still, a run moves: two epochs, warm-up and decay, weight decay,
+accumulation, packing, an evaluation set that batches do not divide, and a resume in the middle.
+"""
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import PrinterCallback, TrainerCallback
+
+from rlhf_trl.compare.measure import fix_completions
+from rlhf_trl.compare.models import policy_folder
+from rlhf_trl.tiny.tokenizer import build_tokenizer
+
+STEPS, RESUMED_AT = 10, 5
+WORDS = "ant bee cat cow crow deer dog dove duck eel elk fish fly fox frog goat hare hen lamb lion"
+ROWS, EVAL_ROWS = WORDS.split(), "mole newt owl ox pig rat seal".split()
+
+COMMON: dict[str, Any] = {
+    "per_device_train_batch_size": 2,
+    "per_device_eval_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "num_train_epochs": 2,
+    "max_steps": STEPS,
+    "learning_rate": 0.02,
+    "lr_scheduler_type": "linear",
+    "warmup_steps": 3,
+    "weight_decay": 0.1,
+    "adam_epsilon": 0.01,  # at the default, Adam makes steps of what is rounding
+    "max_grad_norm": 0.5,
+    "eval_strategy": "steps",
+    "eval_steps": RESUMED_AT,
+    "save_strategy": "steps",
+    "save_steps": RESUMED_AT,
+    "logging_steps": 1,
+    "report_to": "none",
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "disable_tqdm": True,
+    "log_level": "error",
+    "model_init_kwargs": {"dtype": "float32"},
+}
+"""The fields of all runs."""
+
+OWN: dict[str, dict[str, Any]] = {
+    "SFTTrainer": {"packing": True, "eval_packing": False, "max_length": 24},
+    "DPOTrainer": {"max_length": 16},
+    "GRPOTrainer": {
+        "per_device_train_batch_size": 4,
+        "num_generations": 4,
+        "max_completion_length": 6,
+        "num_iterations": 2,
+        "beta": 0.1,
+    },
+}
+"""The trainers that run, and what else their configs set."""
+
+UNSTABLE = ("runtime", "per_second", "time", "flos")
+"""What is in the names of metrics that depend on the machine."""
+
+
+class Recorder(TrainerCallback):
+    """Notes what a run does, and ends it in the middle if it is to be resumed."""
+
+    def __init__(self, stops_at: int | None):
+        self.stops_at = stops_at
+        self.facts: dict[str, list[Any]] = defaultdict(list)
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Note how many parameters each group of the optimizer decays, and by what."""
+        for group in kwargs["optimizer"].param_groups:
+            count = sum(p.numel() for p in group["params"])
+            self.facts["parameters of a group"] += [count, float(group["weight_decay"])]
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        """Note the learning rate that the optimizer is about to use."""
+        groups = kwargs["optimizer"].param_groups
+        self.facts["learning rate in use"] += [float(group["lr"]) for group in groups]
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """Note every metric that does not depend on the machine."""
+        for name, value in (logs or {}).items():
+            if not any(part in name for part in UNSTABLE):
+                self.facts[name].append(float(f"{value:.6g}"))
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """End the run in the middle."""
+        if state.global_step == self.stops_at:
+            control.should_training_stop = True
+
+
+def facts_of(trainer: str, classes: tuple[type, type], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a run does, by names such as "SFTTrainer rows": a list each, in the run's order.
+
+    Args:
+        trainer: a key of OWN.
+        classes: that trainer and its config.
+        fields: values of config fields that the run does not set itself.
+    """
+    facts: dict[str, list[Any]] = defaultdict(list)
+    with tempfile.TemporaryDirectory(prefix="rlhf_trl-run-") as folder:
+        for stops_at in (RESUMED_AT, None):
+            recorder = Recorder(stops_at)
+            built = _build(trainer, classes, {**fields, "output_dir": folder}, recorder)
+            start = [p.detach().clone() for p in built.model.parameters()]
+            resumed = None if stops_at else str(Path(folder, f"checkpoint-{RESUMED_AT}"))
+            built.train(resume_from_checkpoint=resumed)
+            moved = sum(
+                (p - q).norm() for p, q in zip(built.model.parameters(), start, strict=True)
+            )
+            recorder.facts["weights moved by"].append(float(f"{float(moved):.6g}"))
+            for name, values in recorder.facts.items():
+                facts[f"{trainer} {name}"] += values
+    return dict(facts)
+
+
+def _build(
+    trainer: str, classes: tuple[type, type], fields: Mapping[str, Any], recorder: Recorder
+) -> Any:
+    """Return a stock trainer whose batches a recorder notes."""
+    trainer_class, config_class = classes
+    # a folder, from which TRL makes the reference, too
+    arguments = {"model": policy_folder(), "processing_class": build_tokenizer()}
+    if trainer == "GRPOTrainer":
+        arguments["reward_funcs"] = _share_of_vowels
+    built = trainer_class(
+        args=config_class(**{**fields, **COMMON, **OWN[trainer]}),
+        train_dataset=Dataset.from_list([_row(trainer, word) for word in ROWS]),
+        eval_dataset=Dataset.from_list([_row(trainer, word) for word in EVAL_ROWS]),
+        callbacks=[recorder],
+        **arguments,
+    )
+    built.remove_callback(PrinterCallback)
+    if trainer == "GRPOTrainer":
+        fix_completions(built, lambda prompt, index, call: [*prompt[index:][:5], 1])
+    compute_loss = built.compute_loss
+
+    def noted(model, inputs, *args, **kwargs):
+        if model.training:
+            # one number a micro-batch: another order, row or padding makes another
+            tokens = inputs["prompt_ids"] if trainer == "GRPOTrainer" else inputs["input_ids"]
+            places = tokens.new_tensor(range(1, tokens.shape[1] + 1))
+            recorder.facts["rows"].append(int((tokens * places).sum()))
+        return compute_loss(model, inputs, *args, **kwargs)
+
+    built.compute_loss = noted
+    return built
+
+
+def _row(trainer: str, word: str) -> dict[str, str]:
+    """Return a row of the data: words, read backward."""
+    backward = word[::-1]
+    if trainer == "SFTTrainer":
+        return {"text": f"{word} {backward}"}
+    if trainer == "DPOTrainer":
+        return {"prompt": word, "chosen": f" {backward}", "rejected": f" {word}"}
+    return {"prompt": word}
+
+
+def _share_of_vowels(completions: list[str], **kwargs: Any) -> list[float]:
+    """Reward: ties are frequent, and no reward is 0 or 1 throughout."""
+    return [sum(c in "aeiou" for c in text) / (len(text) + 1) for text in completions]
