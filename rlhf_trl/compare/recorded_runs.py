@@ -54,9 +54,10 @@ OWN: dict[str, dict[str, Any]] = {
     "GRPOTrainer": {
         "per_device_train_batch_size": 4,
         "num_generations": 4,
-        "max_completion_length": 6,
+        "max_completion_length": 4,
         "num_iterations": 2,
         "beta": 0.1,
+        "learning_rate": 0.005,
     },
 }
 """The trainers that run, and what else their configs set."""
@@ -138,7 +139,9 @@ def _build(
     )
     built.remove_callback(PrinterCallback)
     if trainer == "GRPOTrainer":
-        fix_completions(built, lambda prompt, index, call: [*prompt[index:][:5], 1])
+        end = built.processing_class.eos_token_id
+        # those of long prompts are cut off before they end
+        fix_completions(built, lambda prompt, index, call: [*prompt[index:], end][:4])
     compute_loss = built.compute_loss
 
     def noted(model, inputs, *args, **kwargs):

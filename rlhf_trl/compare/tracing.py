@@ -31,14 +31,6 @@ LORA = ("--use_peft", "true", "--lora_target_modules", "q_proj", "v_proj")
 
 OF_STAGE = {"distill": ("--teacher_models", "tiny"), "rejection_sampling": ("--answers", "answers")}
 
-FURTHER = {
-    "grpo": [(*LORA, "--num_iterations", "2", "--formulation", "trl", "--beta", "0.1")],
-    "dpo": [LORA, ("--precompute_ref_log_probs", "true")],
-    "kto": [LORA],
-    "sft": [LORA, ("--gradient_checkpointing", "true")],
-}
-"""Further runs of a stage, which execute what its first one does not."""
-
 
 class Trace:
     """What has been executed of the libraries while it was on."""
@@ -113,6 +105,21 @@ class Run:
         return [*program, *SIZES, *STEPS, *steps, *own, *self.words]
 
 
+def further_runs() -> list[Run]:
+    """Return runs that execute what the first one of their stage does not."""
+    resumed = ("--max_steps", "6", "--resume_from_checkpoint", "auto")
+    inside_trl = ("--num_iterations", "2", "--formulation", "trl", "--beta", "0.1")
+    once = ("--precompute_ref_log_probs", "true")
+    return [
+        *(Run(stage, resumed) for stage in ("sft", "grpo", "ppo", "reward")),
+        Run("grpo", (*LORA, *inside_trl)),
+        Run("sft", (*LORA, "--gradient_checkpointing", "true")),
+        *(Run(stage, LORA) for stage in ("dpo", "kto")),
+        *(Run(stage, ("--seed", "1"), processes=2) for stage in ("sft", "grpo")),
+        Run("dpo", once, processes=2),
+    ]
+
+
 def executed() -> dict[str, set[Place]]:
     """Return what is executed, by stage, and under "" by the recorded losses.
 
@@ -122,12 +129,7 @@ def executed() -> dict[str, set[Place]]:
     Raises:
         InputError: a run fails.
     """
-    resumed = ("--max_steps", "6", "--resume_from_checkpoint", "auto")
-    runs = [Run("")]
-    for stage in STAGES:
-        runs += [Run(stage), Run(stage, resumed)]
-        runs += [Run(stage, words) for words in FURTHER.get(stage, ())]
-    runs += [Run(stage, ("--seed", "1"), processes=2) for stage in ("sft", "grpo", "dpo")]
+    runs = [Run(""), *(Run(stage) for stage in STAGES), *further_runs()]
     places: dict[str, set[Place]] = {run.stage: set() for run in runs}
     with tempfile.TemporaryDirectory(prefix="rlhf_trl-sources-") as name:
         folder, result = Path(name), Path(name, "places")
