@@ -18,8 +18,8 @@ from rlhf_trl.compare.models import policy_folder
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 STEPS, RESUMED_AT = 10, 5
-WORDS = "ant bee cat cow crow deer dog dove duck eel elk fish fly fox frog goat hare hen lamb lion"
-ROWS, EVAL_ROWS = WORDS.split(), "mole newt owl ox pig rat seal".split()
+ROWS = "ant bee cat cow crow deer dog dove duck eel elk fish fly fox frog goat hare hen lamb lion"
+EVAL_ROWS = "mole newt owl ox pig rat seal"
 
 COMMON: dict[str, Any] = {
     "per_device_train_batch_size": 2,
@@ -132,8 +132,8 @@ def _build(
         arguments["reward_funcs"] = _share_of_vowels
     built = trainer_class(
         args=config_class(**{**fields, **COMMON, **OWN[trainer]}),
-        train_dataset=Dataset.from_list([_row(trainer, word) for word in ROWS]),
-        eval_dataset=Dataset.from_list([_row(trainer, word) for word in EVAL_ROWS]),
+        train_dataset=Dataset.from_list([_row(trainer, word) for word in ROWS.split()]),
+        eval_dataset=Dataset.from_list([_row(trainer, word) for word in EVAL_ROWS.split()]),
         callbacks=[recorder],
         **arguments,
     )

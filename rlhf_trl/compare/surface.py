@@ -2,9 +2,9 @@
 
 `surface.json` holds, of one release: the homes of trainers and configs, the signatures of what the
 package overrides or calls, the defaults of the fields that change a loss, all field names, and the
-results of the stock losses on fixed batches. To watch one more home, signature or loss, add its
-line with null there and record again; the methods of TRL, transformers and accelerate that our
-trainers override or call join by themselves.
+results of the stock losses on fixed batches, and what happens in ten steps of stock trainers. To
+watch one more home, signature or loss, add its line with null there and record again; the methods
+of TRL, transformers and accelerate that our trainers override or call join by themselves.
 """
 
 import inspect
@@ -30,6 +30,7 @@ from rlhf_trl.compare import policy
 from rlhf_trl.compare.matrix import POLICY, Matrix, kind_of_stock
 from rlhf_trl.compare.measure import Stock, sentence
 from rlhf_trl.compare.models import at_scale, quick_and_quiet
+from rlhf_trl.compare.recorded_runs import facts_of as facts_of_run
 
 Surface = dict[str, dict[str, Any]]
 
@@ -77,8 +78,8 @@ def read(known: Surface | None = None) -> Surface:
             that changed would be reported twice, as a default and as a loss.
 
     Returns:
-        By section: `versions`, `homes`, `signatures`, `defaults`, `fields`, `losses`. What is not
-        there is None; a loss that could not be computed is the sentence of the error.
+        By section: `versions`, `homes`, `signatures`, `defaults`, `fields`, `losses`, `runs`. What
+        is not there is None; what could not be computed is the sentence of the error.
     """
     known = known or shipped()
     with quick_and_quiet():
@@ -102,6 +103,7 @@ def read(known: Surface | None = None) -> Surface:
             "defaults": defaults,
             "fields": config_fields,
             "losses": _losses(known["losses"], homes, defaults_of_losses),
+            "runs": _runs(known["runs"], homes, defaults_of_losses),
         }
 
 
@@ -300,6 +302,29 @@ def _losses(
         except Exception as error:  # whatever another release breaks is what is reported
             losses[case] = sentence(error)
     return losses
+
+
+def _runs(
+    places: Iterable[str], homes: dict[str, str | None], defaults: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what happens in the runs of the trainers that begin places, such as "SFTTrainer rows".
+
+    A run that fails is one fact, such as "SFTTrainer run": the sentence of its error.
+    """
+    runs: dict[str, Any] = {}
+    for trainer_name in dict.fromkeys(place.split()[0] for place in places):
+        config_name = trainer_name.replace("Trainer", "Config")
+        trainer = _get(trainer_name, homes)
+        config = _get(config_name, homes)
+        if trainer is None or config is None:  # which is reported by `homes`
+            continue
+        run_fields = _case_fields(trainer_name, config, defaults)
+        try:
+            with redirect_stderr(StringIO()):
+                runs |= facts_of_run(trainer_name, (trainer, config), run_fields)
+        except Exception as error:  # whatever another release breaks is what is reported
+            runs[f"{trainer_name} run"] = sentence(error)
+    return runs
 
 
 def _case_fields(case: str, config: type, defaults: dict[str, Any]) -> dict[str, Any]:
