@@ -49,18 +49,31 @@ COMMON: dict[str, Any] = {
 """The fields of all runs."""
 
 OWN: dict[str, dict[str, Any]] = {
-    "SFTTrainer": {"packing": True, "eval_packing": False, "max_length": 24},
-    "DPOTrainer": {"max_length": 16},
+    "SFTTrainer": {
+        "packing": True,
+        "eval_packing": False,
+        "max_length": 24,
+        "label_smoothing_factor": 0.3,
+    },
+    "DPOTrainer": {"loss_type": ["sigmoid", "sft"], "loss_weights": [0.8, 0.35]},
+    "KTOTrainer": {"desirable_weight": 1.3},
     "GRPOTrainer": {
         "per_device_train_batch_size": 4,
         "num_generations": 4,
         "max_completion_length": 4,
         "num_iterations": 2,
+        "top_entropy_quantile": 0.3,
         "beta": 0.1,
         "learning_rate": 0.005,
     },
 }
-"""The trainers that run, and what else their configs set."""
+"""The trainers that run, and what else their configs set: values whose mirror is another one."""
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}{% endfor %}{{ ending or '' }}"
+    "{% if add_generation_prompt %}={% endif %}"
+)
+"""A chat template that reads a value of a row's `chat_template_kwargs`."""
 
 UNSTABLE = ("runtime", "per_second", "time", "flos")
 """What is in the names of metrics that depend on the machine."""
@@ -128,6 +141,7 @@ def _build(
     trainer_class, config_class = classes
     # a folder, from which TRL makes the reference, too
     arguments = {"model": policy_folder(), "processing_class": build_tokenizer()}
+    arguments["processing_class"].chat_template = TEMPLATE
     if trainer == "GRPOTrainer":
         arguments["reward_funcs"] = _share_of_vowels
     built = trainer_class(
@@ -156,14 +170,22 @@ def _build(
     return built
 
 
-def _row(trainer: str, word: str) -> dict[str, str]:
-    """Return a row of the data: words, read backward."""
-    backward = word[::-1]
-    if trainer == "SFTTrainer":
-        return {"text": f"{word} {backward}"}
-    if trainer == "DPOTrainer":
-        return {"prompt": word, "chosen": f" {backward}", "rejected": f" {word}"}
-    return {"prompt": word}
+def _row(trainer: str, word: str) -> dict[str, Any]:
+    """Return a row of the data: a word, read backward."""
+    if trainer == "GRPOTrainer":
+        return {"prompt": word}
+    row: dict[str, Any] = {
+        "prompt": [{"role": "user", "content": word}],
+        "chat_template_kwargs": {"ending": word[0]},
+    }
+    answers = {"chosen": word[::-1], "rejected": word}
+    if trainer != "DPOTrainer":
+        answers = {"completion": word[::-1]}
+    if trainer == "KTOTrainer":
+        row["label"] = word < "duck"
+    for side, text in answers.items():
+        row[side] = [{"role": "assistant", "content": text}]
+    return row
 
 
 def _share_of_vowels(completions: list[str], **kwargs: Any) -> list[float]:

@@ -64,7 +64,7 @@ class Trace:
             if name.partition(".")[0] in LIBRARIES and getattr(module, "__file__", None)
         }
         places: set[Place] = set()
-        for code in self.codes:
+        for code in [*self.codes]:  # a thread that was started while it was on goes on noting
             module = modules.get(code.co_filename)
             if module is None:
                 continue
@@ -74,7 +74,7 @@ class Trace:
             owner = name.rpartition(".")[0]
             constants = {*code.co_names} & module.constants
             places |= {(module.name, used) for used in {name, owner, *constants} if used}
-        for cls in self.classes:
+        for cls in [*self.classes]:
             for base in cls.__mro__:
                 if base.__module__.partition(".")[0] in LIBRARIES:
                     places.add((base.__module__, base.__qualname__))
