@@ -137,6 +137,7 @@ def _add_drift(commands: _Commands) -> None:
         action="store_true",
         help="exit code 1 also where code differs from what was recorded and no measurement does",
     )
+    option("--processes", type=int, choices=[1, 2], default=1, help="2: also runs on two (1)")
     option("--record", metavar="PATH", help="write the installed surface there instead")
     option(
         "--record_sources",
@@ -481,7 +482,7 @@ def _drift(args: argparse.Namespace) -> None:
             print(f"recorded TRL {importlib.metadata.version('trl')} in {files}")
             return
         changes = sources.changes()  # first: measuring loads modules, and patches some of them
-        moved, recorded, installed = drift.check()
+        moved, recorded, installed = drift.check(processes=args.processes)
     print(drift.report(moved, changes, recorded, installed, as_json=args.json))
     if moved or (changes and args.strict):
         sys.exit(1)

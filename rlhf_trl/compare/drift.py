@@ -17,6 +17,8 @@ from rlhf_trl.compare.sources import Change
 from rlhf_trl.compare.sources import shipped as sources
 from rlhf_trl.compare.surface import (
     ONLINE,
+    RUNS,
+    RUNS_OF_TWO,
     TOLERANCE,
     Surface,
     family_of,
@@ -78,13 +80,19 @@ class Moved:
         return f"{self.what}: {old} -> {new}{since}; concerns {self.concerns}"
 
 
-def check(recorded: Surface | None = None) -> tuple[list[Moved], Surface, Surface]:
+def check(
+    recorded: Surface | None = None, processes: int = 1
+) -> tuple[list[Moved], Surface, Surface]:
     """Hold the installed TRL against a recorded surface, by default the shipped one.
 
+    Runs on two processes are measured where `processes` is 2.
+
     Returns:
-        What moved, the recorded surface, and the installed one.
+        What moved, the recorded surface without what is not measured, and the installed one.
     """
-    recorded = recorded or shipped()
+    recorded = dict(recorded or shipped())
+    if processes == 1:
+        recorded.pop(RUNS_OF_TWO, None)
     installed = read(recorded)
     return compare(recorded, installed), recorded, installed
 
@@ -107,7 +115,8 @@ def compare(recorded: Surface, installed: Surface) -> list[Moved]:
         *_moved_signatures(recorded["signatures"], installed["signatures"], gone_families),
         *_moved_defaults(recorded["defaults"], installed["defaults"], gone_families),
         *_moved_losses(recorded["losses"], installed["losses"], gone_families),
-        *_moved_runs(recorded["runs"], installed["runs"], gone_families),
+        *_moved_runs(RUNS, recorded, installed, gone_families),
+        *_moved_runs(RUNS_OF_TWO, recorded, installed, gone_families),
         *_moved_fields(recorded["fields"], installed["fields"]),
     ]
     _, not_importable = relied_on()
@@ -195,26 +204,29 @@ def _moved_losses(
 
 
 def _moved_runs(
-    recorded: Facts, installed: Facts, gone_families: Collection[str | None]
+    section: str, recorded: Surface, installed: Surface, gone_families: Collection[str | None]
 ) -> Iterator[Moved]:
-    """Yield what happens otherwise in a run, by the first value of each list that differs.
-
-    Values differ by rounding more than losses do: it adds up over ten steps (measured: 7e-5).
-    """
-    for place, old_values in recorded.items():
+    """Yield what happens otherwise in a run, by the first value of each list that differs."""
+    old_facts = recorded.get(section, {})
+    new_facts = installed.get(section, {})
+    suffix = " on two processes" if section == RUNS_OF_TWO else ""
+    for place, old_values in old_facts.items():
         trainer = place.split()[0]
-        if family_of(place) in gone_families or f"{trainer} run" in installed:
+        if family_of(place) in gone_families or f"{trainer} run" in new_facts:
             continue
-        new_values = installed.get(place, [])
+        what = place + suffix
+        new_values = new_facts.get(place, [])
         if len(old_values) != len(new_values):
-            yield _moved("runs", place, f"{len(old_values)} values", f"{len(new_values)} values")
+            yield _moved("runs", what, f"{len(old_values)} values", f"{len(new_values)} values")
             continue
         for number, (old, new) in enumerate(zip(old_values, new_values, strict=True), start=1):
-            if not _same(old, new, 5 * TOLERANCE, 0.01):
-                yield _moved("runs", f"{place}, value {number} of {len(old_values)}", old, new)
+            if not _same(old, new, least=0.01):
+                yield _moved("runs", f"{what}, value {number} of {len(old_values)}", old, new)
                 break
-    for place in installed.keys() - recorded.keys():
-        yield _moved("runs", place, "absent", installed[place])
+    for place in new_facts.keys() - old_facts.keys():
+        has_failed = place.endswith(" run")
+        new = new_facts[place] if has_failed else f"{len(new_facts[place])} values"
+        yield _moved("runs", place + suffix, "can be made" if has_failed else "absent", new)
 
 
 def _moved_fields(recorded: Facts, installed: Facts) -> Iterator[Moved]:

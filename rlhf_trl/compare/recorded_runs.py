@@ -4,7 +4,6 @@ What the recorded losses hold still, a run moves: two epochs, warm-up and decay,
 accumulation, packing, an evaluation set that batches do not divide, and a resume in the middle.
 """
 
-import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,6 +63,7 @@ OWN: dict[str, dict[str, Any]] = {
         "num_iterations": 2,
         "top_entropy_quantile": 0.3,
         "beta": 0.1,
+        "reward_weights": [0.7, 0.45],
         "learning_rate": 0.005,
     },
 }
@@ -101,7 +101,8 @@ class Recorder(TrainerCallback):
         """Note every metric that does not depend on the machine."""
         for name, value in (logs or {}).items():
             if not any(part in name for part in UNSTABLE):
-                self.facts[name].append(float(f"{value:.6g}"))
+                # TRL logs None where a metric has no value
+                self.facts[name].append(None if value is None else float(f"{value:.6g}"))
 
     def on_step_end(self, args, state, control, **kwargs):
         """End the run in the middle."""
@@ -109,28 +110,29 @@ class Recorder(TrainerCallback):
             control.should_training_stop = True
 
 
-def facts_of(trainer: str, classes: tuple[type, type], fields: Mapping[str, Any]) -> dict[str, Any]:
+def facts_of(
+    trainer: str, classes: tuple[type, type], fields: Mapping[str, Any], folder: Path
+) -> dict[str, Any]:
     """Return what a run does, by names such as "SFTTrainer rows": a list each, in the run's order.
 
     Args:
         trainer: a key of OWN.
         classes: that trainer and its config.
         fields: values of config fields that the run does not set itself.
+        folder: where it writes, the same one on all processes.
     """
     facts: dict[str, list[Any]] = defaultdict(list)
-    with tempfile.TemporaryDirectory(prefix="rlhf_trl-run-") as folder:
-        for stops_at in (RESUMED_AT, None):
-            recorder = Recorder(stops_at)
-            built = _build(trainer, classes, {**fields, "output_dir": folder}, recorder)
-            start = [p.detach().clone() for p in built.model.parameters()]
-            resumed = None if stops_at else str(Path(folder, f"checkpoint-{RESUMED_AT}"))
-            built.train(resume_from_checkpoint=resumed)
-            moved = sum(
-                (p - q).norm() for p, q in zip(built.model.parameters(), start, strict=True)
-            )
-            recorder.facts["weights moved by"].append(float(f"{float(moved):.6g}"))
-            for name, values in recorder.facts.items():
-                facts[f"{trainer} {name}"] += values
+    for stops_at in (RESUMED_AT, None):
+        recorder = Recorder(stops_at)
+        output_dir = folder / trainer
+        built = _build(trainer, classes, {**fields, "output_dir": str(output_dir)}, recorder)
+        start = [p.detach().clone() for p in built.model.parameters()]
+        resumed = None if stops_at else str(output_dir / f"checkpoint-{RESUMED_AT}")
+        built.train(resume_from_checkpoint=resumed)
+        moved = sum((p - q).norm() for p, q in zip(built.model.parameters(), start, strict=True))
+        recorder.facts["weights moved by"].append(float(f"{float(moved):.6g}"))
+        for name, values in recorder.facts.items():
+            facts[f"{trainer} {name}"] += values
     return dict(facts)
 
 
@@ -143,7 +145,7 @@ def _build(
     arguments = {"model": policy_folder(), "processing_class": build_tokenizer()}
     arguments["processing_class"].chat_template = TEMPLATE
     if trainer == "GRPOTrainer":
-        arguments["reward_funcs"] = _share_of_vowels
+        arguments["reward_funcs"] = [_share_of_vowels, _length_of_some]
     built = trainer_class(
         args=config_class(**{**fields, **COMMON, **OWN[trainer]}),
         train_dataset=Dataset.from_list([_row(trainer, word) for word in ROWS.split()]),
@@ -188,6 +190,19 @@ def _row(trainer: str, word: str) -> dict[str, Any]:
     return row
 
 
-def _share_of_vowels(completions: list[str], **kwargs: Any) -> list[float]:
-    """Reward: ties are frequent, and no reward is 0 or 1 throughout."""
-    return [sum(c in "aeiou" for c in text) / (len(text) + 1) for text in completions]
+def _share_of_vowels(prompts: list[str], completions: list[str], **kwargs: Any) -> list[float]:
+    """Reward: ties are frequent, and the answers to some prompts all have 0."""
+    return [
+        0.0 if "o" in prompt else sum(letter in "aeiou" for letter in text) / (len(text) + 1)
+        for prompt, text in zip(prompts, completions, strict=True)
+    ]
+
+
+def _length_of_some(
+    prompts: list[str], completions: list[str], **kwargs: Any
+) -> list[float | None]:
+    """Reward that has no value for some prompts."""
+    return [
+        None if len(prompt) > 3 else float(len(text)) * ("o" not in prompt)
+        for prompt, text in zip(prompts, completions, strict=True)
+    ]
