@@ -109,14 +109,13 @@ def further_runs() -> list[Run]:
     """Return runs that execute what the first one of their stage does not."""
     resumed = ("--max_steps", "6", "--resume_from_checkpoint", "auto")
     inside_trl = ("--num_iterations", "2", "--formulation", "trl", "--beta", "0.1")
-    once = ("--precompute_ref_log_probs", "true")
     return [
         *(Run(stage, resumed) for stage in ("sft", "grpo", "ppo", "reward")),
         Run("grpo", (*LORA, *inside_trl)),
         Run("sft", (*LORA, "--gradient_checkpointing", "true")),
         *(Run(stage, LORA) for stage in ("dpo", "kto")),
-        *(Run(stage, ("--seed", "1"), processes=2) for stage in ("sft", "grpo")),
-        Run("dpo", once, processes=2),
+        Run("dpo", ("--precompute_ref_log_probs", "true")),
+        *(Run(stage, ("--seed", "1"), processes=2) for stage in ("sft", "grpo", "dpo")),
     ]
 
 
