@@ -18,7 +18,12 @@ KWARGS = '**example.get("chat_template_kwargs", {})'
 REFERENCE = 'model.add_adapter("ref", default_config)'
 FAULTS = [
     # module, what changes there, old, new
-    (TRAINER, "Trainer.compute_loss", "num_items_in_batch=num_items_in_batch)", ")"),
+    (
+        TRAINER,
+        "Trainer.compute_loss",
+        "shift_labels=True, num_items_in_batch=num_items_in_batch)",
+        "shift_labels=True)",
+    ),
     ("trl.trainer.dpo_trainer", "DPOTrainer.__init__", REFERENCE, "pass"),
     ("trl.trainer.kto_trainer", "KTOTrainer.__init__", REFERENCE, "pass"),
     ("trl.trainer.grpo_trainer", "GRPOTrainer.__init__", REFERENCE, "pass"),
@@ -166,11 +171,9 @@ def test_formatting_does_not_count(edit):
 
 
 def test_a_method_that_comes_to_override_an_executed_one_is_new(edit):
-    body = (
-        "    def training_step(self, *args, **kwargs):\n        return 0\n\n    def _compute_loss"
-    )
+    body = "    def _get_learning_rate(self):\n        return 0\n\n    def _compute_loss"
     edit("trl.trainer.dpo_trainer", "    def _compute_loss", body)
-    assert named() == {("trl.trainer.dpo_trainer:DPOTrainer.training_step", "new")}
+    assert named() == {("trl.trainer.dpo_trainer:DPOTrainer._get_learning_rate", "new")}
 
 
 def test_a_function_that_changed_code_calls_is_new(edit):
@@ -231,7 +234,7 @@ async def f[T](a: int, /, b="", *, c=None, **d) -> list[int]:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], input=source.encode(), capture_output=True
     )
-    assert done.stdout.decode().strip() == "PENDING", done.stderr.decode()
+    assert done.stdout.decode().strip() == "f9d42a6a2025218f", done.stderr.decode()
 
 
 def test_the_report_says_that_nothing_measured_differs(monkeypatch):

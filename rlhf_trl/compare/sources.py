@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType
@@ -23,8 +24,9 @@ LIBRARIES = ("trl", "transformers", "accelerate")
 RECORD = Path(__file__).with_name("sources.json")
 
 Place = tuple[str, str]  # a module, and a name in it such as "Trainer.training_step"
-# by module: {"file": its hash, "other": names never executed, "units": {name: [hash, stages]}}
 Sources = dict[str, dict[str, Any]]
+"""By module: "file", the hash of all of it; "units", by name [hash, stages that execute it];
+"other", names that are never executed; "wrapped", units that an import leaves with other code."""
 
 
 @dataclass(frozen=True)
@@ -174,8 +176,13 @@ def record(executed: Mapping[str, Iterable[Place]]) -> Sources:
             for unit in sorted(module.nodes)
             if (name, unit) in stages_of
         }
-        other = sorted(module.nodes.keys() - units.keys())
-        sources[name] = {"file": module.file_hash, "other": other, "units": units}
+        import_module(name)
+        sources[name] = {
+            "file": module.file_hash,
+            "other": sorted(module.nodes.keys() - units.keys()),
+            "wrapped": [unit for unit in units if _is_replaced(module, unit)],
+            "units": units,
+        }
     return sources
 
 
@@ -205,7 +212,7 @@ def changes(recorded: Sources | None = None) -> list[Change]:
                 how = "gone"
             elif name in edited and module.unit_hash(unit) != unit_hash:
                 how = "changed"
-            elif _is_replaced(module, unit):
+            elif unit not in facts["wrapped"] and _is_replaced(module, unit):
                 how = "replaced while running"
             if how:
                 changed[name, unit] = Change(f"{name}:{unit}", how, tuple(stages.split()))
