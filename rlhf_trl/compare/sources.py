@@ -20,6 +20,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Literal
 
+from rlhf_trl.run.stages import STAGES
+
 LIBRARIES = ("trl", "transformers", "accelerate")
 RECORD = Path(__file__).with_name("sources.json")
 
@@ -39,6 +41,8 @@ class Change:
 
     def __str__(self) -> str:
         executing = ", ".join(f"recipes/{stage}.py" for stage in self.stages)
+        if {*self.stages} == {*STAGES}:
+            executing = "all recipes"
         return f"{self.place}: {self.how}; executed by {executing or 'the recorded losses'}"
 
 
