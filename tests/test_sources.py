@@ -248,3 +248,11 @@ def test_the_report_says_that_nothing_measured_differs(monkeypatch):
         "new, executed and never recorded:",
         "trl.x:g: new; executed by recipes/sft.py",
     ]
+
+
+def test_a_decorated_function_that_is_replaced_is_named(monkeypatch):
+    from transformers.models.qwen3 import modeling_qwen3
+
+    monkeypatch.setattr(modeling_qwen3.Qwen3ForCausalLM, "forward", lambda self: None)
+    (change,) = sources.changes()
+    assert change.place.endswith(":Qwen3ForCausalLM.forward")

@@ -28,7 +28,7 @@ RECORD = Path(__file__).with_name("sources.json")
 Place = tuple[str, str]  # a module, and a name in it such as "Trainer.training_step"
 Sources = dict[str, dict[str, Any]]
 """By module: "file", the hash of all of it; "units", by name [hash, stages that execute it];
-"other", names that are never executed; "wrapped", units that an import leaves with other code."""
+"other", names that are never executed; "wrapped", by name the code that a decorator puts in place of a function."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,11 @@ def record(executed: Mapping[str, Iterable[Place]]) -> Sources:
         sources[name] = {
             "file": module.file_hash,
             "other": sorted(module.nodes.keys() - units.keys()),
-            "wrapped": [unit for unit in units if _is_replaced(module, unit)],
+            "wrapped": {
+                unit: _in_memory(module, unit).co_qualname
+                for unit in units
+                if _is_replaced(module, unit, None)
+            },
             "units": units,
         }
     return sources
@@ -216,27 +220,33 @@ def changes(recorded: Sources | None = None) -> list[Change]:
                 how = "gone"
             elif name in edited and module.unit_hash(unit) != unit_hash:
                 how = "changed"
-            elif unit not in facts["wrapped"] and _is_replaced(module, unit):
+            elif _is_replaced(module, unit, facts["wrapped"].get(unit)):
                 how = "replaced while running"
             if how:
                 changed[name, unit] = Change(f"{name}:{unit}", how, tuple(stages.split()))
     return [*changed.values(), *_new(recorded, edited, changed)]
 
 
-def _is_replaced(module: Module, name: str) -> bool:
-    """Tell whether a loaded module has another function under a name than its file."""
+def _in_memory(module: Module, name: str) -> CodeType | None:
+    """Return the code that a loaded module runs under a name; None for what is no function."""
     value: Any = sys.modules.get(module.name)
-    if value is None:
-        return False
     for part in name.split("."):
         value = vars(value).get(part) if hasattr(value, "__dict__") else None
     value = getattr(value, "fget", None) or getattr(value, "__func__", value)
-    codes = []  # of the function, then of what it wraps: a decorator may be of another file
-    while hasattr(value, "__code__"):
-        codes.append(value.__code__)
-        value = getattr(value, "__wrapped__", None)
-    own = [code for code in codes if code.co_filename == str(module.path)]
-    return bool(codes) and not any(outer_name(code) == name for code in own)
+    return getattr(value, "__code__", None)
+
+
+def _is_replaced(module: Module, name: str, wrapper: str | None) -> bool:
+    """Tell whether a loaded module runs other code under a name than its file has there.
+
+    `wrapper` names the code that a decorator puts in its place, None without a decorator.
+    """
+    code = _in_memory(module, name)
+    if code is None:
+        return False
+    if wrapper is not None:
+        return code.co_qualname != wrapper
+    return code.co_filename != str(module.path) or outer_name(code) != name
 
 
 def outer_name(code: CodeType) -> str:
