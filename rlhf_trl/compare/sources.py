@@ -28,7 +28,8 @@ RECORD = Path(__file__).with_name("sources.json")
 Place = tuple[str, str]  # a module, and a name in it such as "Trainer.training_step"
 Sources = dict[str, dict[str, Any]]
 """By module: "file", the hash of all of it; "units", by name [hash, stages that execute it];
-"other", names that are never executed; "wrapped", by name the code that a decorator puts in place of a function."""
+"other", names that are never executed; "wrapped", by name the code that a decorator puts in place
+of a function."""
 
 
 @dataclass(frozen=True)
