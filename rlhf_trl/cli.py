@@ -132,8 +132,19 @@ def _add_algorithms(commands: _Commands) -> None:
 def _add_drift(commands: _Commands) -> None:
     option = commands.add("drift", _drift, "what moved in the installed TRL; exit code 1 if so")
     option("--json", action="store_true", help="the same for programs")
+    option(
+        "--strict",
+        action="store_true",
+        help="exit code 1 also where code differs from what was recorded and no measurement does",
+    )
+    option("--processes", type=int, choices=[1, 2], default=1, help="2: also runs on two (1)")
     option("--record", metavar="PATH", help="write the installed surface there instead")
-    option("--overwrite", action="store_true", help="let --record replace a file")
+    option(
+        "--record_sources",
+        metavar="PATH",
+        help="write there what our runs execute of the installed libraries (takes minutes)",
+    )
+    option("--overwrite", action="store_true", help="let either of the two replace a file")
 
 
 def _add_race(commands: _Commands) -> None:
@@ -449,21 +460,31 @@ def _algorithms(args: argparse.Namespace) -> None:
 
 
 def _drift(args: argparse.Namespace) -> None:
-    """Record the installed TRL's surface, or report what moved in it since the recorded one."""
-    if args.record and Path(args.record).exists() and not args.overwrite:
-        raise InputError(f"--record: {args.record!r} exists; add --overwrite or name another file.")
+    """Record the installed TRL's surface or sources, or report what moved in them since."""
+    for name in ("record", "record_sources"):
+        path = getattr(args, name)
+        if path and Path(path).exists() and not args.overwrite:
+            raise InputError(f"--{name}: {path!r} exists; add --overwrite or name another file.")
     with _fast_imports():
-        from rlhf_trl.compare import drift, surface
+        from rlhf_trl.compare import drift, sources, surface
         from rlhf_trl.output import write_whole
 
+        if args.record_sources:
+            from rlhf_trl.compare.tracing import executed
+
+            executed_sources = sources.dump(sources.record(executed()))
+            write_whole(args.record_sources, lambda path: path.write_text(executed_sources))
         if args.record:
             installed_surface = surface.read()
             write_whole(args.record, lambda path: path.write_text(surface.dump(installed_surface)))
-            print(f"recorded TRL {installed_surface['versions']['trl']} in {args.record}")
+        if args.record or args.record_sources:
+            files = " and ".join(filter(None, (args.record, args.record_sources)))
+            print(f"recorded TRL {importlib.metadata.version('trl')} in {files}")
             return
-        moved, recorded, installed = drift.check()
-    print(drift.report(moved, recorded, installed, as_json=args.json))
-    if moved:
+        changes = sources.changes()  # first: measuring loads modules, and patches some of them
+        moved, recorded, installed = drift.check(processes=args.processes)
+    print(drift.report(moved, changes, recorded, installed, as_json=args.json))
+    if moved or (changes and args.strict):
         sys.exit(1)
 
 

@@ -547,6 +547,7 @@ def _distance(
     config = _built_config(subject)
     book = Book(algorithm, formulation_name, _params(row, subject, config))
     results = _measured(matrix, subject, book)
+    # infinite where the book's gradient alone is 0; where both are, it is 0
     broken = [result.batch for result in results if not math.isfinite(result.grad_rel_error)]
     if broken:
         problem = "the gradient is not finite, or the book's is 0, on"
@@ -564,11 +565,9 @@ def _distance(
             changes, after_changes = _fix_of_own(matrix, subject, book, config)
         else:
             changes, after_changes = _fix_of_stock(matrix, subject, book, config, worst)
-    equal_on_policy = None
-    for result in results:
-        if result.batch == "on_policy":
-            # not `agrees`, which is also true of two zero gradients: they show nothing
-            equal_on_policy = result.verdict == "equal"
+    # verdicts on that batch alone, if it is measured; two zero gradients ("both zero") show nothing
+    on_policy = [result.verdict for result in results if result.batch == "on_policy"]
+    equal_on_policy = on_policy[0] == "equal" if on_policy else None
     return Distance(
         algorithm=algorithm,
         formulation=formulation_name,

@@ -4,7 +4,7 @@ import inspect
 import json
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -13,8 +13,12 @@ from typing import Any
 from rlhf_trl import trainers
 from rlhf_trl.algorithms import ALGORITHMS, LOSS_FIELDS, SHARED_FIELDS, Formulation
 from rlhf_trl.compare.measure import sentence
+from rlhf_trl.compare.sources import Change
+from rlhf_trl.compare.sources import shipped as sources
 from rlhf_trl.compare.surface import (
     ONLINE,
+    RUNS,
+    RUNS_OF_TWO,
     TOLERANCE,
     Surface,
     family_of,
@@ -76,13 +80,19 @@ class Moved:
         return f"{self.what}: {old} -> {new}{since}; concerns {self.concerns}"
 
 
-def check(recorded: Surface | None = None) -> tuple[list[Moved], Surface, Surface]:
+def check(
+    recorded: Surface | None = None, processes: int = 1
+) -> tuple[list[Moved], Surface, Surface]:
     """Hold the installed TRL against a recorded surface, by default the shipped one.
 
+    Runs on two processes are measured where `processes` is 2.
+
     Returns:
-        What moved, the recorded surface, and the installed one.
+        What moved, the recorded surface without what is not measured, and the installed one.
     """
-    recorded = recorded or shipped()
+    recorded = dict(recorded or shipped())
+    if processes == 1:
+        recorded.pop(RUNS_OF_TWO, None)
     installed = read(recorded)
     return compare(recorded, installed), recorded, installed
 
@@ -105,6 +115,8 @@ def compare(recorded: Surface, installed: Surface) -> list[Moved]:
         *_moved_signatures(recorded["signatures"], installed["signatures"], gone_families),
         *_moved_defaults(recorded["defaults"], installed["defaults"], gone_families),
         *_moved_losses(recorded["losses"], installed["losses"], gone_families),
+        *_moved_runs(RUNS, recorded, installed, gone_families),
+        *_moved_runs(RUNS_OF_TWO, recorded, installed, gone_families),
         *_moved_fields(recorded["fields"], installed["fields"]),
     ]
     _, not_importable = relied_on()
@@ -191,6 +203,32 @@ def _moved_losses(
         yield Moved(what, recorded="can be computed", found=why, since=None, concerns=concerned)
 
 
+def _moved_runs(
+    section: str, recorded: Surface, installed: Surface, gone_families: Collection[str | None]
+) -> Iterator[Moved]:
+    """Yield what happens otherwise in a run, by the first value of each list that differs."""
+    old_facts = recorded.get(section, {})
+    new_facts = installed.get(section, {})
+    suffix = " on two processes" if section == RUNS_OF_TWO else ""
+    for place, old_values in old_facts.items():
+        trainer = place.split()[0]
+        if family_of(place) in gone_families or f"{trainer} run" in new_facts:
+            continue
+        what = place + suffix
+        new_values = new_facts.get(place, [])
+        if len(old_values) != len(new_values):
+            yield _moved("runs", what, f"{len(old_values)} values", f"{len(new_values)} values")
+            continue
+        for number, (old, new) in enumerate(zip(old_values, new_values, strict=True), start=1):
+            if not _same(old, new, least=0.01):
+                yield _moved("runs", f"{what}, value {number} of {len(old_values)}", old, new)
+                break
+    for place in new_facts.keys() - old_facts.keys():
+        has_failed = place.endswith(" run")
+        new = new_facts[place] if has_failed else f"{len(new_facts[place])} values"
+        yield _moved("runs", place + suffix, "can be made" if has_failed else "absent", new)
+
+
 def _moved_fields(recorded: Facts, installed: Facts) -> Iterator[Moved]:
     """Yield the fields that have come or gone: once for all configs of which the same is to say."""
     configs_of: dict[Moved, list[str]] = defaultdict(list)  # by a difference without its configs
@@ -209,21 +247,42 @@ def _moved_fields(recorded: Facts, installed: Facts) -> Iterator[Moved]:
         yield replace(moved, what=f"{', '.join(configs)} field {moved.what}")
 
 
-def report(moved: list[Moved], recorded: Surface, installed: Surface, as_json: bool = False) -> str:
+def report(
+    moved: Sequence[Moved],
+    changes: Sequence[Change],
+    recorded: Surface,
+    installed: Surface,
+    as_json: bool = False,
+) -> str:
     """Return the versions, then a line for each thing that moved; with `as_json` all as JSON.
 
-    Where nothing moved, the last line says how much was checked.
+    Code that changed follows what it may have moved. Where nothing moved or changed, the last line
+    says how much was checked.
     """
     sizes = {name: len(facts) for name, facts in recorded.items() if name != "versions"}
     sizes["fields"] = sum(map(len, recorded["fields"].values()))  # of all configs, not configs
+    sizes["functions and classes"] = sum(len(facts["units"]) for facts in sources().values())
     versions = {"recorded": recorded["versions"], "installed": installed["versions"]}
     if as_json:
-        content = {**versions, "checked": sizes, "moved": [asdict(thing) for thing in moved]}
+        content = {
+            **versions,
+            "checked": sizes,
+            "moved": [asdict(thing) for thing in moved],
+            "code": [asdict(change) for change in changes],
+        }
         return json.dumps(content, indent=2)
     lines = []
     for kind, of_libraries in versions.items():
         lines.append(f"{kind}: {', '.join(f'{name} {v}' for name, v in of_libraries.items())}")
-    lines += [str(thing) for thing in moved]
+    if moved:
+        lines += ["moves what is computed:", *map(str, moved)]
+    old_code = [str(change) for change in changes if change.how != "new"]
+    new_code = [str(change) for change in changes if change.how == "new"]
+    if old_code:
+        title = "code that changed:" if moved else "changed, and no measurement differs:"
+        lines += [title, *old_code]
+    if new_code:
+        lines += ["new, executed and never recorded:", *new_code]
     if not moved:
         checked = ", ".join(f"{size} {name}" for name, size in sizes.items())
         lines.append(f"nothing moved since TRL {recorded['versions']['trl']}: {checked} checked")
@@ -242,7 +301,7 @@ def _concerns_field(place: str, has_come: bool) -> str:
 
 
 def _concerns(section: str, place: str) -> str:
-    """Say whom it concerns that something in "homes", "signatures", "defaults" or "losses" moved.
+    """Say whom it concerns that something in a section of the surface moved.
 
     Args:
         section: that section of the surface.

@@ -239,11 +239,10 @@ def kl_in_reward(estimate: str, beta: float | None = None) -> Identity:
         else:
             penalty = (log_ratio * view.mask).sum(1)
         changed["rewards"] = left["rewards"] - weight * penalty
-        # The book's function refuses arguments that it does not read. Without a KL nothing reads
-        # those of the KL. Nothing reads old_logps either, but for the ratio of PPO, which is the
-        # only row with this identity that has values.
+        # the book's function refuses arguments that it does not read: without a KL, those of the KL
         unread = ["ref_logps", "kl_estimator"]
-        if "values" not in left:
+        is_ppo = "values" in left  # whose ratio reads old_logps; the other rows here have no ratio
+        if not is_ppo:
             unread.append("old_logps")
         for name in unread:
             changed.pop(name, None)

@@ -210,13 +210,16 @@ class Trained:
         return torch.stack(columns, 1)
 
     def checks(self) -> dict[str, Callable[[Size], str]]:
-        """Return a check of each property: it says what is wrong with a batch, "" for nothing."""
+        """Return a check of each property: it says what is wrong with a batch, "" for nothing.
+
+        Some make sense for trainers that generate alone; the caller drops those in `left_out`.
+        """
         unchanged = self._unchanged
         if self.online:
             # TRL pads prompts on the left, completions on the right: prompts get more of that
             padded_left = _of_each_tensor(_more_padding(left=3), prompts=True)
-            # Advantages are computed before the loss sees the inputs, and have to be of the other
-            # order, too. So the order of the data is changed, not that of the inputs.
+            # the data are reversed, not the loss's inputs: these hold advantages already, which
+            # are computed from the order of the data
             other_order = partial(unchanged, prepare=self._prompts_backward)
         else:
             padded_left = _of_each_tensor(_with_padding_left)

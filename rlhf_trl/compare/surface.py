@@ -2,15 +2,20 @@
 
 `surface.json` holds, of one release: the homes of trainers and configs, the signatures of what the
 package overrides or calls, the defaults of the fields that change a loss, all field names, and the
-results of the stock losses on fixed batches. To watch one more home, signature or loss, add its
-line with null there and record again; the methods of TRL, transformers and accelerate that our
-trainers override or call join by themselves.
+results of the stock losses on fixed batches, and what happens in ten steps of stock trainers. To
+watch one more home, signature or loss, add its line with null there and record again; the methods
+of TRL, transformers and accelerate that our trainers override or call join by themselves.
 """
 
 import inspect
 import json
+import os
+import pickle
 import pkgutil
 import re
+import subprocess
+import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, redirect_stderr
@@ -30,10 +35,15 @@ from rlhf_trl.compare import policy
 from rlhf_trl.compare.matrix import POLICY, Matrix, kind_of_stock
 from rlhf_trl.compare.measure import Stock, sentence
 from rlhf_trl.compare.models import at_scale, quick_and_quiet
+from rlhf_trl.compare.recorded_runs import facts_of as facts_of_run
+from rlhf_trl.errors import InputError
 
 Surface = dict[str, dict[str, Any]]
 
 LIBRARIES = ("trl", "transformers", "accelerate", "torch")
+
+RUNS, RUNS_OF_TWO = "runs", "runs on two processes"
+"""The sections of what happens in runs; the second one is measured on demand."""
 
 _WATCHED = LOSS_FIELDS | SHARED_FIELDS  # the fields of which the default is recorded
 _WATCHED |= {"bf16", "gradient_checkpointing", "num_iterations", "steps_per_generation"}
@@ -72,13 +82,13 @@ def read(known: Surface | None = None) -> Surface:
     """Read the surface of the installed TRL.
 
     Args:
-        known: a surface, by default the shipped one. It says which classes, signatures and losses
-            to look up. Losses are computed at its defaults, where it has them: otherwise a default
-            that changed would be reported twice, as a default and as a loss.
+        known: a surface, by default the shipped one. It says which classes, signatures, losses and
+            runs to look up. These are computed at its defaults, where it has them: otherwise a
+            default that changed would be reported twice, as a default and as a loss.
 
     Returns:
-        By section: `versions`, `homes`, `signatures`, `defaults`, `fields`, `losses`. What is not
-        there is None; a loss that could not be computed is the sentence of the error.
+        By section: `versions`, `homes`, `signatures`, `defaults`, `fields`, `losses`, `runs`. What
+        is not there is None; what could not be computed is the sentence of the error.
     """
     known = known or shipped()
     with quick_and_quiet():
@@ -102,6 +112,7 @@ def read(known: Surface | None = None) -> Surface:
             "defaults": defaults,
             "fields": config_fields,
             "losses": _losses(known["losses"], homes, defaults_of_losses),
+            **_all_runs(known, homes, defaults_of_losses),
         }
 
 
@@ -302,6 +313,62 @@ def _losses(
     return losses
 
 
+def _all_runs(known: Surface, homes: dict[str, str | None], defaults: dict[str, Any]) -> Surface:
+    """Return the sections of runs: of one process, and of two where the known surface has them."""
+    sections = {}
+    for section in {RUNS, RUNS_OF_TWO} & known.keys():
+        trainers = [*dict.fromkeys(place.split()[0] for place in known[section])]
+        with tempfile.TemporaryDirectory(prefix="rlhf_trl-runs-") as name:
+            folder = Path(name)
+            if section == RUNS:
+                sections[section] = _runs(trainers, homes, defaults, folder)
+                continue
+            arguments = (trainers, homes, defaults, folder)
+            (folder / "arguments").write_bytes(pickle.dumps(arguments))
+            launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+            words = [sys.executable, *launcher, "-m", "rlhf_trl.compare.surface", name]
+            done = subprocess.run(words, capture_output=True, text=True)
+            if done.returncode:
+                raise InputError(f"two processes could not be run: {done.stderr[-2000:]}")
+            sections[section] = json.loads((folder / "runs.json").read_text())
+    return sections
+
+
+def main(folder: Path) -> None:
+    """Be one of two processes of the runs in a folder."""
+    arguments = pickle.loads((folder / "arguments").read_bytes())
+    with quick_and_quiet():
+        runs = _runs(*arguments)
+    if os.environ["RANK"] == "0":
+        (folder / "runs.json").write_text(json.dumps(runs))
+
+
+def _runs(
+    trainers: Iterable[str],
+    homes: dict[str, str | None],
+    defaults: dict[str, Any],
+    folder: Path,
+) -> dict[str, Any]:
+    """Return what happens in runs of stock trainers, which write into a folder.
+
+    A run that fails is one fact, such as "SFTTrainer run": the sentence of its error.
+    """
+    runs: dict[str, Any] = {}
+    for trainer_name in trainers:
+        config_name = trainer_name.replace("Trainer", "Config")
+        trainer = _get(trainer_name, homes)
+        config = _get(config_name, homes)
+        if trainer is None or config is None:  # which is reported by `homes`
+            continue
+        run_fields = _case_fields(trainer_name, config, defaults)
+        try:
+            with redirect_stderr(StringIO()):
+                runs |= facts_of_run(trainer_name, (trainer, config), run_fields, folder)
+        except Exception as error:  # whatever another release breaks is what is reported
+            runs[f"{trainer_name} run"] = sentence(error)
+    return runs
+
+
 def _case_fields(case: str, config: type, defaults: dict[str, Any]) -> dict[str, Any]:
     """Return the config fields of a case: its own, then those of ONLINE, then the defaults."""
     trainer_name = case.split()[0]
@@ -318,3 +385,7 @@ def _case_fields(case: str, config: type, defaults: dict[str, Any]) -> dict[str,
     for name in ("batch", "columns"):  # which choose the window and are no fields
         case_fields.pop(name, None)
     return case_fields
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

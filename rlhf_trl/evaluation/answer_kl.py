@@ -117,6 +117,7 @@ def _measure_batch(
     ref_hidden = _head_inputs(reference, ids)[predicts_answer]
     tokens = ids.roll(-1, dims=1)[predicts_answer]  # (T,)
 
+    # the larger of the two, as `_logits` has it: a policy may lack tokens, a reference may not
     vocabulary = reference.model.config.get_text_config().vocab_size
     positions = max(1, LOGITS_AT_ONCE // vocabulary)
     chunks: dict[str, list[Tensor]] = {name: [] for name in measures}

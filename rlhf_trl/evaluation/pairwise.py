@@ -284,10 +284,12 @@ def _judge(pairs: Sequence[Pair], who: LLMJudge, kept: Path) -> None:
 def _cells(outcome: Outcome) -> dict[str, str]:
     """Return a model's cells of the table; those of judges only where a judge has judged."""
     worths = [pair.worth for pair in outcome.usable]
+    # a pair whose two orders contradict each other is worth 0.5 as well, and is no tie
+    ties = worths.count(0.5) - outcome.inconsistent
     cells = {
         "win rate": "-",
         "wins": f"{sum(worth > 0.5 for worth in worths)}",
-        "ties": f"{worths.count(0.5) - outcome.inconsistent}",
+        "ties": f"{ties}",
         "losses": f"{sum(worth < 0.5 for worth in worths)}",
         "lost": f"{len(outcome.lost)}",
     }

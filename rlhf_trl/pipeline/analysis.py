@@ -17,8 +17,11 @@ def chapters(results: Results) -> dict[str, list[Part]]:
     return {"Failures": failures(results), "Training": training(results)}
 
 
-def as_markdown(results: Results, chapters: Mapping[str, Sequence[Part]]) -> str:
-    """Return the analysis as Markdown: what is known of the models, and the `chapters`."""
+def as_markdown(results: Results, parts_by_chapter: Mapping[str, Sequence[Part]]) -> str:
+    """Return the analysis as Markdown: what is known of the models, then what `chapters` returns.
+
+    The figure of all curves ends the last chapter, on training.
+    """
     first = results.ends(results.reference)[0]
     intro = (
         f"Made from the files of this folder: {len(results.seeds)} seeds, {len(first.questions)} "
@@ -29,14 +32,14 @@ def as_markdown(results: Results, chapters: Mapping[str, Sequence[Part]]) -> str
         f"so by more than {CLEAR} standard errors of the difference, question by question."
     )
     sentences = [*over_optimization(results), *penalty_against_stopping(results)]
-    parts = [f"# Analysis of {results.folder}", intro]
-    parts += _part(Part("Models", sentences, summary(results)), level=2)
-    for heading, parts_of_chapter in chapters.items():
-        parts.append(f"## {heading}")
-        for part in parts_of_chapter:
-            parts += _part(part, level=3)
-    parts += ["### Curves", "![curves of all runs](training.png)"]
-    return "\n\n".join(parts) + "\n"
+    blocks = [f"# Analysis of {results.folder}", intro]
+    blocks += _part(Part("Models", sentences, summary(results)), level=2)
+    for heading, parts in parts_by_chapter.items():
+        blocks.append(f"## {heading}")
+        for part in parts:
+            blocks += _part(part, level=3)
+    blocks += ["### Curves", "![curves of all runs](training.png)"]
+    return "\n\n".join(blocks) + "\n"
 
 
 def _part(part: Part, level: int) -> list[str]:

@@ -29,8 +29,8 @@ class Quantity:
     """One quantity of a run on both sides; a text where no number is known."""
 
     name: str
-    code: int | str
-    here: int | str
+    code: int | str  # of the config that is translated, the book's code's or TRL's
+    here: int | str  # of ours
 
     @property
     def differs(self) -> bool:

@@ -70,7 +70,7 @@ def turn(chat: Chat, text: str) -> Iterator[dict[str, list[str]]]:
                 yield answers
             writing.result()  # raises what went wrong in the thread
         except InputError as error:
-            note = forget(chat)  # clears what was said, and says so
+            note = forget(chat)  # an error ends the conversation: half an answer may be in it
             sentence = f"error: {error}{note}"
             yield {name: [*texts, sentence] for name, texts in answers.items()}
         finally:

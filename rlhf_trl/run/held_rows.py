@@ -136,7 +136,8 @@ def answer_text(tokenizer: Any, row: Row, loaded: Loaded) -> list[Text] | None:
     """
     args = loaded.trl
     options: dict[str, Any] = {}
-    all_turns = getattr(loaded.own.dataset, "turns", "last") == "all"  # tasks of the gym have one
+    # tasks of the gym have a single turn, and no such field
+    all_turns = getattr(loaded.own.dataset, "turns", "last") == "all"
     if all_turns:
         options["return_assistant_tokens_mask"] = True
         # a template without marks of what the assistant says is replaced by TRL's version of it

@@ -239,7 +239,7 @@ class BookDPOTrainer(Aligned, DPOTrainer):
         divisors = lengths if self._row.logps == "mean" else torch.ones_like(lengths)
         chosen, rejected = (sums / divisors).chunk(2)
         logps = {"policy_chosen_logps": chosen, "policy_rejected_logps": rejected}
-        if self._row.reference:
+        if self._row.reference:  # the inputs hold its sums, see `_reference`
             for name, divisor in zip(self.reference_names, divisors.chunk(2), strict=True):
                 logps[name] = inputs[name] / divisor
         result = completions_loss(self._row, self._parameters, **logps)
