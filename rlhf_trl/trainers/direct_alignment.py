@@ -195,6 +195,9 @@ class BookDPOTrainer(Aligned, DPOTrainer):
     def _precompute_ref_logps(self, dataset, name, batch_size):
         if not self._row.reference:
             return dataset
+        from rlhf_trl.trainers.reference_cache import refuse_own_files
+
+        refuse_own_files(self, dataset)
         return super()._precompute_ref_logps(dataset, name, batch_size)
 
     # Extends DPOTrainer._compute_loss: the row's loss and rewards replace TRL's; its metrics stay,
@@ -315,6 +318,14 @@ class BookKTOTrainer(Aligned, KTOTrainer):
             dataset = dataset.select(order)
         self.fitted[dataset_name] = counts
         return rotated(dataset, batch)
+
+    # Extends KTOTrainer._precompute_ref_logps: with several processes, it needs a file of the data.
+    @override
+    def _precompute_ref_logps(self, dataset, name, batch_size):
+        from rlhf_trl.trainers.reference_cache import refuse_own_files
+
+        refuse_own_files(self, dataset)
+        return super()._precompute_ref_logps(dataset, name, batch_size)
 
     # Extends KTOTrainer._compute_loss: see BookDPOTrainer. TRL calls the model on mismatched pairs
     # first, then on the examples.
