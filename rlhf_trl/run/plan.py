@@ -20,6 +20,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation import tables
 from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.config_files import read_config
+from rlhf_trl.run.divisibility import check_packing, unfilled_step
 from rlhf_trl.run.fake_models import (
     ADAM,
     Head,
@@ -115,7 +116,7 @@ def planned_page(
 def launched_with(processes: int) -> Iterator[None]:
     """Let TRL's config classes see so many processes, which they divide batches by."""
     seen = patch.object(TrainingArguments, "world_size", PropertyMock(return_value=processes))
-    with seen, patch("rlhf_trl.run.config.world_size", lambda: processes):
+    with seen, patch("rlhf_trl.run.launch.world_size", lambda: processes):
         yield
 
 
@@ -153,6 +154,7 @@ def make_plan(
 
 def _texts(stage: Stage, args: Any, prompt_tokens: int, text_tokens: int) -> Texts:
     """Return the largest batch that a process trains on at once."""
+    check_packing(args)
     rows = args.per_device_train_batch_size * (2 if stage.name in PAIRED else 1)
     if stage.prompted:
         return Texts(rows=rows, tokens=prompt_tokens + args.max_completion_length)
@@ -306,6 +308,8 @@ def batches(plan: Plan) -> list[str]:
     processes = plan.launch.processes
     batch = micro * accumulation * processes
     noun = "completions" if stage.prompted else "pairs" if stage.name in PAIRED else "examples"
+    if getattr(args, "packing", False):
+        noun = f"rows, packed with up to {args.max_length} tokens,"
     sentences = [
         f"{batch} {noun} per optimizer step: {micro} x {accumulation} accumulated x {processes} "
         f"process{'es' * (processes > 1)}"
@@ -320,9 +324,14 @@ def batches(plan: Plan) -> list[str]:
             f"{args.num_generations}; {updates} optimizer steps on them"
         )
         repeats = args.num_generations * args.num_iterations
-    steps, size = args.max_steps, getattr(plan.loaded.own.dataset, "size", None)
+    own, steps = plan.loaded.own, args.max_steps
+    if stage.name == "kto" and steps <= 0:
+        return sentences  # a pair is two examples, a labeled answer one: only the data tell
+    size = getattr(own, "max_samples", None) or getattr(own.dataset, "size", None)
     if steps <= 0 and isinstance(size, int):
         steps = math.ceil(args.num_train_epochs * size * repeats / batch)
+        if not stage.prompted:
+            sentences += unfilled_step(size, batch, noun)
     if steps > 0:
         texts = 2 if stage.name in PAIRED else 1
         tokens = steps * batch * texts * plan.texts.tokens
