@@ -59,26 +59,35 @@ class Live:
         monkeypatch.setattr(torch.nn.Module, "__call__", call)
 
 
+# few examples, so that making them does not take longer than the step
+SMALL = ["--dataset.size", "64", "--dataset.eval_size", "8", "--disable_tqdm", "true"]
+SECOND_SHAPE = {"grpo": 16, "ppo": 8}  # examples at once; 12 of the others
+
+
 @pytest.mark.promise
+@pytest.mark.parametrize("second_shape", [False, True])
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize(
     "name", ["grpo", "ppo", "dpo", "orpo", "kto", "sft", "reward", "prm", "orm"]
 )
 def test_activations_are_those_that_the_live_trainer_saves(
-    name, checkpointed, monkeypatch, tmp_path
+    name, checkpointed, second_shape, monkeypatch, tmp_path
 ):
-    check_activations(name, checkpointed, monkeypatch, tmp_path)
+    words = ["--activation_checkpointing", str(checkpointed).lower()]
+    if second_shape:
+        words += ["--per_device_train_batch_size", str(SECOND_SHAPE.get(name, 12))]
+        words += ["--dataset.specs", "[{name: spell_backward, config: {min_word_len: 9}}]"]
+    check_activations(name, words, monkeypatch, tmp_path)
 
 
-def check_activations(name, checkpointed, monkeypatch, tmp_path):
+def check_activations(name, words, monkeypatch, tmp_path):
     """Train a step of a tiny config; the plan's activations of its shapes are within 5 %."""
     config = str(ROOT / "configs" / "tiny" / f"{name}.yaml")
     stage = stage_of_config(read_config(config))
-    words = ["--config", config, "--output_dir", str(tmp_path / "run"), "--max_steps", "1"]
-    words += ["--activation_checkpointing", str(checkpointed).lower(), "--save_strategy", "no"]
-    words += ["--eval_strategy", "no", "--load_best_model_at_end", "false"]
+    words = ["--config", config, "--output_dir", str(tmp_path / "run"), "--max_steps", "1", *words]
+    words += ["--save_strategy", "no", "--load_best_model_at_end", "false"]
     live = Live(monkeypatch)
-    loaded = stage.load(words)
+    loaded = stage.load([*words, *SMALL, "--eval_strategy", "no", "--eval_on_start", "false"])
     stage.part("run")(loaded, stage.part("trainer"), **stage.options)
     monkeypatch.undo()
     rows, tokens = live.shapes[0]
@@ -87,6 +96,7 @@ def check_activations(name, checkpointed, monkeypatch, tmp_path):
     planned = sum(size for what, size in sizes.items() if "activations" in what)
     if name == "orpo":  # its loss keeps the log-probabilities of the whole vocabulary
         planned += sizes["logits of the update"]
+    print(f"{name}: {rows} x {tokens} tokens, {planned / live.saved:.4f} of the live bytes")
     assert planned == pytest.approx(live.saved, rel=0.05)
     assert sum(size for what, size in sizes.items() if what.endswith("weights")) == live.parameters
 

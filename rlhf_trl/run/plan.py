@@ -16,8 +16,10 @@ from torch import nn
 from transformers import TrainingArguments
 from trl import get_peft_config
 
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import InputError, reason_in_short
 from rlhf_trl.evaluation import tables
+from rlhf_trl.reward_models.classifiers import set_token_head
+from rlhf_trl.reward_models.reader import Reader
 from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.divisibility import check_packing, unfilled_step
@@ -46,6 +48,7 @@ HEADS: Mapping[str, Head] = {
 }
 # tokens and columns of a tile of TRL's fused head (trl.kernels.chunked_logprob), in float32
 TILE_TOKENS, TILE_COLUMNS = 2048, 32768
+NOT_PLANNED = "not planned: the architecture does not run on fake tensors"
 UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 
 
@@ -180,16 +183,18 @@ def _trained(stage: Stage, loaded: Loaded, launch: Launch, texts: Texts) -> Iter
     args, name = loaded.trl, loaded.model.model_name_or_path
     head = HEADS.get(stage.name, "fused")
     architecture = architecture_of(name, loaded)
-    vocabulary = architecture.get_text_config().vocab_size
-    if head in ("text", "token"):
-        architecture.num_labels = 3 if getattr(args, "class_weights", None) else 1
+    if stage.makes == "reward_model":
+        labels = Reader(loaded.own.algorithm, loaded.own.formulation).num_labels
+        architecture.num_labels = labels
+        if head == "token":
+            set_token_head(architecture, labels, args.head_bias)
     dtype = _dtype(loaded, architecture)
     noun = "reward model" if stage.makes == "reward_model" else "policy"
     model = new_model(architecture, head, dtype, get_peft_config(loaded.model))
     yield from _states(noun, model, loaded, launch)
     yield from _saved(noun, model, head, loaded, texts)
     if stage.makes == "policy":
-        yield _logits(head, texts, vocabulary)
+        yield _logits(stage, texts, architecture.get_text_config().vocab_size)
     if not getattr(args, "critic", False):
         return
     if args.value_model == "head":  # a row of weights behind the policy's own last layer
@@ -217,9 +222,15 @@ def _states(noun: str, model: nn.Module, loaded: Loaded, launch: Launch) -> Iter
 def _saved(noun: str, model: Any, head: Head, loaded: Loaded, texts: Texts) -> Iterator[Line]:
     """Yield what the forward pass of one model keeps for its backward pass."""
     checkpointed, in_bf16 = loaded.trl.activation_checkpointing, computes_in_bf16(loaded)
-    size = activations(model, head, texts, in_bf16=in_bf16, checkpointed=checkpointed)
+    what = f"{noun}: activations"
+    try:
+        size = activations(model, head, texts, in_bf16=in_bf16, checkpointed=checkpointed)
+    except Exception as error:  # whatever the code of an architecture raises on fake tensors
+        reason = f"{type(error).__name__}: {reason_in_short(error)}"
+        yield Line(what=what, size=0, source=f"{NOT_PLANNED} ({reason})", only_in="update")
+        return
     source = f"a forward pass, {texts.rows} x {texts.tokens} tokens"
-    yield Line(what=f"{noun}: activations", size=size, source=source, only_in="update")
+    yield Line(what=what, size=size, source=source, only_in="update")
     if checkpointed:
         dtype = _dtype(loaded, model.config)
         size = one_layer(model.config, head, dtype, texts, in_bf16=in_bf16)
@@ -227,12 +238,15 @@ def _saved(noun: str, model: Any, head: Head, loaded: Loaded, texts: Texts) -> I
         yield Line(what=what, size=size, source="two layers less one", only_in="update")
 
 
-def _logits(head: Head, texts: Texts, vocabulary: int) -> Line:
+def _logits(stage: Stage, texts: Texts, vocabulary: int) -> Line:
     """Return what the logits of the update take, beside what the backward pass keeps."""
     tokens = texts.rows * texts.tokens
-    if head == "logits":
+    if HEADS.get(stage.name) == "logits":
         size = 4 * tokens * vocabulary
         source = f"{tokens} tokens x {vocabulary}, float32"
+        if stage.name == "orpo":  # the likelihood of the chosen texts, of which no token is first
+            size += 4 * (texts.rows // 2) * (texts.tokens - 1) * vocabulary
+            source += ", and those of the chosen once more"
     else:
         size = 4 * min(tokens, TILE_TOKENS) * min(vocabulary, TILE_COLUMNS)
         source = "a tile of TRL's fused head"
