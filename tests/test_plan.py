@@ -60,8 +60,8 @@ class Live:
 
 
 # few examples, so that making them does not take longer than the step
-SMALL = ["--dataset.size", "64", "--dataset.eval_size", "8", "--disable_tqdm", "true"]
-SECOND_SHAPE = {"grpo": 16, "ppo": 8}  # examples at once; 12 of the others
+SMALL = ["--dataset.size", "128", "--dataset.eval_size", "8", "--disable_tqdm", "true"]
+SHORT_WORDS = ["--dataset.specs", "[{name: spell_backward, config: {max_word_len: 5}}]"]
 
 
 @pytest.mark.promise
@@ -75,8 +75,7 @@ def test_activations_are_those_that_the_live_trainer_saves(
 ):
     words = ["--activation_checkpointing", str(checkpointed).lower()]
     if second_shape:
-        words += ["--per_device_train_batch_size", str(SECOND_SHAPE.get(name, 12))]
-        words += ["--dataset.specs", "[{name: spell_backward, config: {min_word_len: 9}}]"]
+        words += ["--per_device_train_batch_size", "24", *SHORT_WORDS]
     check_activations(name, words, monkeypatch, tmp_path)
 
 

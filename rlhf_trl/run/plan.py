@@ -19,7 +19,7 @@ from trl import get_peft_config
 from rlhf_trl.errors import InputError, reason_in_short
 from rlhf_trl.evaluation import tables
 from rlhf_trl.reward_models.classifiers import set_token_head
-from rlhf_trl.reward_models.reader import Reader
+from rlhf_trl.reward_models.reader import outputs_of
 from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.divisibility import check_packing, unfilled_step
@@ -184,7 +184,7 @@ def _trained(stage: Stage, loaded: Loaded, launch: Launch, texts: Texts) -> Iter
     head = HEADS.get(stage.name, "fused")
     architecture = architecture_of(name, loaded)
     if stage.makes == "reward_model":
-        labels = Reader(loaded.own.algorithm, loaded.own.formulation).num_labels
+        labels = outputs_of(loaded.own.algorithm, loaded.own.formulation)
         architecture.num_labels = labels
         if head == "token":
             set_token_head(architecture, labels, args.head_bias)
