@@ -338,13 +338,26 @@ def test_offload_is_read_from_deepspeeds_own_file(monkeypatch, tmp_path):
         shares.read_launch(str(ROOT / "configs/accelerate/zero2_offload.yaml"), 4, None)
 
 
-def test_a_launch_that_the_config_does_not_expect_is_refused():
-    with pytest.raises(InputError, match="expects strategy fsdp"):
-        shares.read_launch(
-            str(ROOT / "configs" / "accelerate" / "zero3.yaml"), None, None, {"strategy": "fsdp"}
-        )
-    with pytest.raises(InputError, match="expects 8 processes and 4 are planned"):
-        shares.read_launch(None, 4, None, {"processes": 8})
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--accelerate zero3.yaml --expect.strategy fsdp", "name configs/accelerate/fsdp2.yaml"),
+        ("--gpus 4 --expect.processes 8", "expects 8 processes and 4 are planned; write --gpus 8"),
+        ("--accelerate zero3.yaml --gpus 4 --expect.processes 4", None),
+        ("--gpus 4 --expect.processes 4 --expect.strategy fsdp", None),  # no file, no strategy
+    ],
+)
+def test_a_launch_that_the_config_does_not_expect_is_refused(words, sentence, capsys):
+    folder = ROOT / "configs"
+    words = words.replace("zero3.yaml", str(folder / "accelerate" / "zero3.yaml"))
+    command = ["plan", "--config", str(folder / "tiny" / "grpo.yaml"), *words.split()]
+    if sentence is None:
+        cli.main(command)
+        assert "4 processes" in capsys.readouterr().out
+        return
+    with pytest.raises(SystemExit) as end:
+        cli.main(command)
+    assert sentence in str(end.value.code)
 
 
 def config_name(path):
@@ -389,7 +402,7 @@ def test_configs_for_many_gpus_need_what_their_comment_says(path):
     assert processes == int(count or 1)
     memory = memory or re.search(r"with (\d+) GB", head)[1]
     before = time.process_time()
-    launch = shares.read_launch(str(ROOT / accelerate), None, None, read_config(path)["expect"])
+    launch = shares.read_launch(str(ROOT / accelerate), None, None, processes)
     size = plan.read_memory(f"{memory}GB")
     needed = plan.make_plan(str(path), [], launch, (256, 1024), size).needed
     assert time.process_time() - before < 15

@@ -35,7 +35,7 @@ from rlhf_trl.run.fake_models import (
     weights_of,
 )
 from rlhf_trl.run.options import join_options
-from rlhf_trl.run.shares import Launch, frozen_per_process, per_process, read_launch
+from rlhf_trl.run.shares import Launch, check_expected, frozen_per_process, per_process, read_launch
 from rlhf_trl.run.stages import Stage, stage_of_config
 from rlhf_trl.trainers import value_model
 
@@ -137,9 +137,11 @@ def planned_page(
     for option, number in numbers.items():
         if number is not None and number < 1:
             raise InputError(f"{option} is {number}; write 1 or more.")
-    launch = read_launch(accelerate, gpus, nodes, read_config(config).get("expect"))
+    expected = read_config(config).get("expect") or {}
+    launch = read_launch(accelerate, gpus, nodes, expected.get("processes"))
     tokens = (prompt_tokens, text_tokens)
     plan = make_plan(config, words, launch, tokens, memory)
+    check_expected(launch, plan.loaded.own.expect, accelerate)
     page = as_text(plan)
     if memory is None:
         return page

@@ -9,6 +9,7 @@ import yaml
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.run.config_types import one_of
+from rlhf_trl.run.launch import Expect
 
 Strategy = Literal["one process", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
 SHARDING = ("fsdp2", "zero3")  # strategies under which no process holds the whole weights
@@ -43,37 +44,42 @@ def read_launch(
     accelerate: str | None,
     gpus: int | None,
     nodes: int | None,
-    expected: Mapping[str, Any] | None = None,
+    usual: int | None = None,
 ) -> Launch:
     """Return the launch that an accelerate config describes; its numbers may be replaced.
 
     Args:
         accelerate: path of the file that `accelerate launch --config_file` takes; None: as many
             processes as asked for, each with the whole model.
-        gpus: processes over all nodes; None: those of `expected`, else the file's.
+        gpus: processes over all nodes; None: the `usual` number, else the file's.
         nodes: machines; None: the file's.
-        expected: the config's block `expect:`, as a mapping; the launch must not contradict it.
+        usual: how many processes the run's config expects.
 
     Raises:
         InputError: the file cannot be planned for, or not with these numbers.
     """
     values = _read_accelerate(accelerate) if accelerate else {}
-    expected = expected or {}
-    processes = gpus or expected.get("processes") or values.get("num_processes") or 1
+    processes = gpus or usual or values.get("num_processes") or 1
     machines = nodes or values.get("num_machines") or 1
     if processes < machines or processes % machines:
         raise InputError(
             f"{processes} processes do not spread over {machines} nodes; write --gpus as a "
             "multiple of --nodes (it counts the GPUs of all nodes)."
         )
-    launch = _strategy(values, processes, machines, accelerate)
-    _check_expected(launch, expected, accelerate)
-    return launch
+    return _strategy(values, processes, machines, accelerate)
 
 
-def _check_expected(launch: Launch, expected: Mapping[str, Any], path: str | None) -> None:
-    """Refuse a launch that the config's own `expect:` would refuse when it starts."""
-    strategy, processes = expected.get("strategy"), expected.get("processes")
+def check_expected(launch: Launch, expected: Expect | None, path: str | None) -> None:
+    """Refuse a launch that the config's own `expect:` would refuse when it starts.
+
+    Args:
+        launch: as it is planned.
+        expected: the config's block.
+        path: of the accelerate config; None: there is none, so that only processes are compared.
+    """
+    if expected is None:
+        return
+    strategy, processes = expected.strategy, expected.processes
     family = {"one process": "none", "ddp": "ddp", "fsdp2": "fsdp"}
     planned = family.get(launch.strategy, "deepspeed")
     if path and strategy not in (None, planned):
