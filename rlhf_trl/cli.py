@@ -194,7 +194,8 @@ def _add_plan(commands: _Commands) -> None:
         "the memory and batches of a run, estimated before any weight is loaded",
         "Every other option changes the config.",
     )
-    option("--config", required=True, help="of any recipe that trains")
+    option("--config", help="of any recipe that trains")
+    option("--table", action="store_true", help="instead of a config: models by methods")
     option("--accelerate", metavar="FILE", help="what accelerate launch --config_file will get")
     option("--gpus", type=int, help="processes over all nodes (those of the file, else 1)")
     option("--nodes", type=int, help="machines (those of the file, else 1)")
@@ -616,9 +617,16 @@ def _preview(args: argparse.Namespace) -> None:
 def _plan(args: argparse.Namespace) -> None:
     """Print what `plan` computes, and nothing else, on stdout."""
     from rlhf_trl.models import load_quietly
-    from rlhf_trl.run.plan import planned_page
+    from rlhf_trl.run.plan import planned_page, planned_table
 
+    if bool(args.config) == args.table:
+        raise InputError("plan: write either --config FILE or --table.")
     load_quietly()
+    if args.table:
+        with redirect_stdout(sys.stderr):
+            table = planned_table(args.text_tokens)
+        print(table)
+        return
     with redirect_stdout(sys.stderr):
         page = planned_page(
             args.config,

@@ -34,6 +34,7 @@ from rlhf_trl.run.fake_models import (
     one_layer,
     weights_of,
 )
+from rlhf_trl.run.folders import home
 from rlhf_trl.run.options import join_options
 from rlhf_trl.run.shares import Launch, check_expected, frozen_per_process, per_process, read_launch
 from rlhf_trl.run.stages import Stage, stage_of_config
@@ -48,6 +49,15 @@ HEADS: Mapping[str, Head] = {
     "orm": "token",
     "prm": "token",
 }
+# of the table of `rlhf-trl plan --table`
+MODELS = (
+    "Qwen/Qwen3-0.6B",
+    "allenai/OLMo-2-0425-1B",
+    "Qwen/Qwen3-1.7B",
+    "Qwen/Qwen2.5-7B",
+    "Qwen/Qwen3-8B",
+)
+METHODS = ("sft", "reward", "dpo", "orpo", "kto", "grpo", "ppo")
 # tokens and columns of a tile of TRL's fused head (trl.kernels.chunked_logprob), in float32
 TILE_TOKENS, TILE_COLUMNS = 2048, 32768
 NOT_PLANNED = "not planned: "
@@ -159,6 +169,36 @@ def planned_page(
             savings += 1
             page += f"\n{label} saves {in_units(saved)}"
     return page
+
+
+def planned_table(tokens: int) -> str:
+    """Return, in Markdown, what one GPU needs for each of `MODELS` by each of `METHODS`.
+
+    Args:
+        tokens: of each of the eight texts that it learns from at once.
+    """
+    table = []
+    for model in MODELS:
+        cells = {"model": model}
+        for method in METHODS:
+            config = str(home() / "configs" / "own" / f"{method}.yaml")
+            words = ["--model_name_or_path", model, "--dtype", "bfloat16"]
+            words += ["--per_device_train_batch_size", "4" if method in PAIRED else "8"]
+            if stage_of_config(read_config(config)).prompted:
+                words += ["--max_completion_length", str(tokens - tokens // 2)]
+            else:
+                words += ["--max_length", str(tokens)]
+            plan = make_plan(config, words, Launch(), (tokens // 2, tokens))
+            states = sum(line.size for line in plan.lines if not line.only_in)
+            cells[method] = f"{states / 2**30:.1f} + {(plan.needed - states) / 2**30:.1f}"
+        table.append(cells)
+    return (
+        f"{tables.markdown(table)}\n\nGiB, estimated: weights, gradients, AdamW and a reference or "
+        "value model (counted) + what is there for a while: the update's activations and logits "
+        "(by a forward pass on fake tensors, with checkpointing), or the KV cache and logits of "
+        f"generation where these are more. One GPU, configs/own, weights in bfloat16, 8 texts of "
+        f"{tokens} tokens at once, half of them a prompt's where answers are sampled."
+    )
 
 
 @contextmanager
