@@ -199,6 +199,34 @@ def test_the_books_figures():
     assert [round(size / 2**30, 1) for size in sizes] == [4.4, 8.9, 5.6]
 
 
+def test_8_and_4_bits_by_hand():
+    """Bitsandbytes: blocks of 256 numbers (8 bits) and of 64 (4 bits), a scale for each."""
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Embedding(128, 64), torch.nn.Linear(64, 128))
+    counted = fake_models.weights_of(model, "adamw_8bit")
+    embedding, matrix, bias = 8 * 8192, 2 * (8192 + 4 * 32), 8 * 128
+    assert counted.optimizer_bytes == embedding + matrix + bias
+    model.requires_grad_(False)
+    for nested, scales in ((True, 4 * 128), ("nested", 128 + 4)):
+        counted = fake_models.weights_of(model, "sgd", nested)
+        assert counted.frozen_bytes == 4 * 8192 + (8192 // 2 + scales) + 4 * 128
+        assert (counted.trained, counted.frozen) == (0, 2 * 8192 + 128)
+
+
+def test_an_architecture_that_does_not_run_on_fake_tensors_is_planned_without_activations(
+    monkeypatch, capsys
+):
+    def forward(*args, **kwargs):
+        raise NotImplementedError("a kernel of its own")
+
+    monkeypatch.setattr("transformers.Qwen3Model.forward", forward)
+    cli.main(["plan", "--config", str(ROOT / "configs" / "tiny" / "sft.yaml")])
+    page = " ".join(capsys.readouterr().out.split())
+    assert "policy: weights" in page and "983.25 KiB" in page
+    assert "does not run on fake tensors (NotImplementedError: a kernel of its own)" in page
+    assert "estimated without policy: activations" in page
+
+
 # --- shares ---------------------------------------------------------------------------------------
 
 WEIGHTS = shares.Weights(
@@ -317,11 +345,14 @@ def test_the_command_plans_for_other_machines(capsys):
         ("--accelerate nowhere.yaml", "--accelerate nowhere.yaml cannot be read"),
         ("--model_name_or_path owner/unknown", "config.json is enough for a plan"),
         ("--optim adafactor", "the state of adafactor is not known here"),
+        ("--use_peft --load_in_8bit", "load_in_8bit cannot be planned"),
+        ("--accelerate {zero3} --use_peft --load_in_4bit", "name configs/accelerate/ddp.yaml"),
         ("--gpus 3 --num_generations 7", "does not divide the generation batch of"),
     ],
 )
 def test_a_plan_that_cannot_be_made_is_one_sentence(words, sentence):
     config = str(ROOT / "configs" / "tiny" / "grpo.yaml")
+    words = words.format(zero3=ROOT / "configs" / "accelerate" / "zero3.yaml")
     with pytest.raises(SystemExit) as end:
         cli.main(["plan", "--config", config, *words.split()])
     error = str(end.value.code)  # which Python prints, with exit code 1

@@ -125,6 +125,7 @@ def weights_of(model: nn.Module, optim: str, in_4_bit: Literal["nested"] | bool 
     # a sharded model gathers its layers, and its embedding, one after the other
     gathered = [sum(weight.numel() for weight in layer.parameters()) for layer in layers]
     gathered += [weight.numel() for weight in parameters if weight.dim() == 2]
+    embeddings = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
     frozen_bytes = size_of(frozen)
     if in_4_bit:
         for name, module in model.named_modules():
@@ -138,7 +139,9 @@ def weights_of(model: nn.Module, optim: str, in_4_bit: Literal["nested"] | bool 
         trained_bytes=size_of(trained),
         frozen_bytes=frozen_bytes,
         largest_layer=max(gathered, default=0),
-        optimizer_bytes=sum(_state_bytes(weight, optim) for weight in trained),
+        optimizer_bytes=sum(
+            _state_bytes(weight, optim, weight in embeddings) for weight in trained
+        ),
     )
 
 
@@ -152,17 +155,18 @@ def bytes_in_4_bit(numbers: int, nested: bool) -> int:
     return math.ceil(numbers / 2) + size_of_scales
 
 
-def _state_bytes(parameter: Tensor, optim: str) -> int:
+def _state_bytes(parameter: Tensor, optim: str, is_embedding: bool) -> int:
     """Return the bytes of an optimizer's state for one parameter.
 
     Adam: two averages in the parameter's dtype, and a count of steps in float32. In 8 bits: a byte
-    for each, and a float32 for each block of them; small tensors keep float32.
+    for each, and a float32 for each block of them; small tensors and, as transformers asks for,
+    embeddings keep float32.
     """
     numbers = parameter.numel()
     if optim in ADAM:
         return 2 * numbers * parameter.element_size() + 4
     if optim in EIGHT_BIT:
-        if numbers < SMALLEST_IN_8_BIT:
+        if numbers < SMALLEST_IN_8_BIT or is_embedding:
             return 2 * numbers * 4
         return 2 * (numbers + 4 * math.ceil(numbers / BLOCK_OF_8_BIT))
     if optim == "sgd":
