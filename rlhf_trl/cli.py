@@ -621,6 +621,9 @@ def _plan(args: argparse.Namespace) -> None:
 
     if bool(args.config) == args.table:
         raise InputError("plan: write either --config FILE or --table.")
+    options = (args.accelerate, args.gpus, args.nodes, args.gpu_memory, *args.recipe_options)
+    if args.table and any(option is not None for option in options):
+        raise InputError("plan --table reads --text-tokens alone; remove the other options.")
     load_quietly()
     if args.table:
         with redirect_stdout(sys.stderr):

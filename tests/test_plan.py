@@ -359,6 +359,28 @@ def test_a_plan_that_cannot_be_made_is_one_sentence(words, sentence):
     assert error.startswith("error:") and sentence in error and "\n" not in error
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("", "write either --config FILE or --table"),
+        ("--table --config x.yaml", "write either --config FILE or --table"),
+        ("--table --gpus 2", "plan --table reads --text-tokens alone"),
+        ("--table --bf16 false", "plan --table reads --text-tokens alone"),
+    ],
+)
+def test_a_table_is_of_no_config(words, sentence):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["plan", *words.split()])
+    assert sentence in str(end.value.code)
+
+
+def test_the_table_has_a_cell_for_each_model_and_method(monkeypatch):
+    monkeypatch.setattr(plan, "MODELS", (checkpoint_path(),))
+    head, _, row, *_ = plan.planned_table(64).splitlines()
+    assert [cell.strip() for cell in head.strip("| ").split("|")] == ["model", *plan.METHODS]
+    assert row.count(" + ") == len(plan.METHODS)
+
+
 def test_offload_is_read_from_deepspeeds_own_file(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     launch = shares.read_launch("configs/accelerate/zero2_offload.yaml", 4, None)
