@@ -205,7 +205,8 @@ def _add_plan(commands: _Commands) -> None:
         "the memory and batches of a run, estimated before any weight is loaded",
         "Every other option changes the config.",
     )
-    option("--config", required=True, help="of any recipe that trains")
+    option("--config", help="of any recipe that trains")
+    option("--table", action="store_true", help="instead of a config: models by methods")
     option("--accelerate", metavar="FILE", help="what accelerate launch --config_file will get")
     option("--gpus", type=int, help="processes over all nodes (those of the file, else 1)")
     option("--nodes", type=int, help="machines (those of the file, else 1)")
@@ -637,9 +638,19 @@ def _preview(args: argparse.Namespace) -> None:
 def _plan(args: argparse.Namespace) -> None:
     """Print what `plan` computes, and nothing else, on stdout."""
     from rlhf_trl.models import load_quietly
-    from rlhf_trl.run.plan import planned_page
+    from rlhf_trl.run.plan import planned_page, planned_table
 
+    if bool(args.config) == args.table:
+        raise InputError("plan: write either --config FILE or --table.")
+    options = (args.accelerate, args.gpus, args.nodes, args.gpu_memory, *args.recipe_options)
+    if args.table and any(option is not None for option in options):
+        raise InputError("plan --table reads --text-tokens alone; remove the other options.")
     load_quietly()
+    if args.table:
+        with redirect_stdout(sys.stderr):
+            table = planned_table(args.text_tokens)
+        print(table)
+        return
     with redirect_stdout(sys.stderr):
         page = planned_page(
             args.config,

@@ -41,13 +41,15 @@ NEEDS_GPU = "needs a GPU"
 
 
 PHASES = ("load", "generation", "update", "optimizer")
-COLUMNS = ["line", "step, s", "tokens/s", "generation", "memory", "update, s", "stock TRL's"]
+COLUMNS = ["line", "step, s", "tokens/s", "generation", "memory", "planned", "update, s"]
+COLUMNS += ["stock TRL's"]
 COLUMNS += ["TFLOP/s", "MFU"]
 LEGEND = """Medians (and range) of five rounds after one of warm-up. Tokens: those of forward and
 backward, prompts included. Update: forward, backward and optimizer, ours and stock TRL's in
 alternation on the same batch. Memory: peak GiB after loading / in generation / in forward and
-backward / in the optimizer. FLOPs: 6 N + 12 L H d T for a trained token, 2 N + 4 L H d T for one
-that is only read; nothing for what checkpointing computes again, and generation is left out."""
+backward / in the optimizer. Planned: what `rlhf-trl plan` says of generation / forward and
+backward (with the optimizer's state). FLOPs: 6 N + 12 L H d T for a trained token, 2 N + 4 L H d T
+for one that is only read; nothing for what checkpointing computes again; without generation."""
 BF16 = """Errors of loss and gradient: what the arithmetic loses on the same bf16 numbers, and what
 rounding the inputs to bf16 loses. A loss near 0 has a large relative error."""
 ERRORS = ["arithmetic: loss", "gradient", "inputs: loss", "gradient"]
@@ -285,6 +287,8 @@ def page(report: dict) -> str:
             cells = [name, f"{line['step_seconds']:.3f} ({low:.3f}-{high:.3f})"]
             cells += [f"{line['tokens_per_second']:.0f}", f"{line['generation_share']:.0%}"]
             cells += [" / ".join("-" if m is None else f"{m / 2**30:.2f}" for m in peaks)]
+            planned = [line.get("planned_bytes", {}).get(phase) for phase in PHASES[1:3]]
+            cells += [" / ".join("-" if m is None else f"{m / 2**30:.2f}" for m in planned)]
             stock = line.get("stock_update_seconds")
             cells += [f"{line['update_seconds']:.3f}", f"{stock:.3f}" if stock else "none"]
             rate = line["flops_per_second"]

@@ -15,7 +15,7 @@ import yaml
 from rlhf_trl import algorithms
 from rlhf_trl.data.blocks import OfflinePairs, PreferenceData
 from rlhf_trl.errors import InputError
-from rlhf_trl.run import config
+from rlhf_trl.run import launch
 from rlhf_trl.run.config import load_config, read_config
 from rlhf_trl.run.options import join_options, read_options
 from rlhf_trl.run.read_fields import read_fields
@@ -97,17 +97,13 @@ def refusal(load, *args, **kwargs) -> str:
     return sentence
 
 
-def load_for_its_machine(monkeypatch, path, own, trl, argv=()):
-    """Load a config as the machine it is meant for would: `expect.processes`, on this CPU.
-
-    TRL's config classes read the live world size, and refuse bf16 where there is no GPU.
-    """
-    from transformers import TrainingArguments
+def load_for_its_machine(path, own, trl, argv=()):
+    """Load a config as the machine it is meant for would: `expect.processes`, on this CPU."""
+    from rlhf_trl.run.plan import launched_with
 
     processes = (read_config(path).get("expect") or {}).get("processes") or 1
-    monkeypatch.setattr(config, "world_size", lambda: processes)
-    monkeypatch.setattr(TrainingArguments, "world_size", property(lambda self: processes))
-    return load_config(own, trl, ["--config", str(path), "--use_cpu", *argv])
+    with launched_with(processes):
+        return load_config(own, trl, ["--config", str(path), "--use_cpu", *argv])
 
 
 # what a config means
@@ -821,24 +817,24 @@ def test_every_default_of_trl_passes_its_own_type_check(tmp_path, name):
     assert len(plain) > 15
 
 
-def test_a_config_for_eight_processes_loads_here(monkeypatch, tmp_path):
+def test_a_config_for_eight_processes_loads_here(tmp_path):
     path = tmp_path / "x.yaml"
     batch = "per_device_train_batch_size: 1\nnum_generations: 8\nbf16: true\n"
     base = "dataset: {specs: []}\n" + batch
     path.write_text(base + "expect: {processes: 8, strategy: fsdp}\n")
-    loaded = load_for_its_machine(monkeypatch, path, Run, "GRPOConfig")
+    loaded = load_for_its_machine(path, Run, "GRPOConfig")
     assert loaded.trl.generation_batch_size == 8
     assert loaded.own.expect.processes == 8
 
     path.write_text(base + "expect: {processes: 4}\n")
-    sentence = refusal(lambda: load_for_its_machine(monkeypatch, path, Run, "GRPOConfig"))
+    sentence = refusal(lambda: load_for_its_machine(path, Run, "GRPOConfig"))
     assert "x 4 processes x" in sentence and "write one of 2, 4," in sentence
 
 
 def test_the_world_size_is_what_the_launcher_says(load, monkeypatch):
-    assert config.world_size() == 1
+    assert launch.world_size() == 1
     monkeypatch.setenv("WORLD_SIZE", "3")
-    assert config.world_size() == 3
+    assert launch.world_size() == 3
 
 
 # keys that depend on a choice

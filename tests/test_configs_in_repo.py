@@ -31,13 +31,13 @@ def name(path):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=name)
-def test_config_loads(monkeypatch, path):
-    check_that_it_loads(monkeypatch, path, stage_of_config(read_config(path)))
+def test_config_loads(path):
+    check_that_it_loads(path, stage_of_config(read_config(path)))
 
 
-def check_that_it_loads(monkeypatch, path, stage):
+def check_that_it_loads(path, stage):
     """Check that a config of a stage loads on the machine that it is meant for."""
-    loaded = load_for_its_machine(monkeypatch, path, stage.part("fields"), stage.config)
+    loaded = load_for_its_machine(path, stage.part("fields"), stage.config)
     assert loaded.trl.output_dir.startswith("outputs/")
     assert loaded.model.model_name_or_path
     if stage.name == "grpo":
@@ -47,19 +47,19 @@ def check_that_it_loads(monkeypatch, path, stage):
 @pytest.mark.parametrize(
     ("path", "stage"), STAGES_OF_PIPELINES, ids=[f"{p.stem}-{s}" for p, s in STAGES_OF_PIPELINES]
 )
-def test_every_stage_of_a_pipeline_loads(monkeypatch, tmp_path, path, stage):
+def test_every_stage_of_a_pipeline_loads(tmp_path, path, stage):
     planned = read_plan(str(path)).stages[stage]
     config = tmp_path / f"{stage}.yaml"
     planned.write(config)
-    check_that_it_loads(monkeypatch, config, planned.stage)
+    check_that_it_loads(config, planned.stage)
     for models in planned.inputs.values():  # what it reads comes before it
         assert all(model in read_plan(str(path)).stages for model in models)
 
 
-def test_the_books_grpo_makes_four_optimizer_steps_per_buffer_of_four_prompts(monkeypatch):
+def test_the_books_grpo_makes_four_optimizer_steps_per_buffer_of_four_prompts():
     own = STAGES["grpo"].part("fields")
     path = ROOT / "configs" / "book" / "grpo.yaml"
-    args = load_for_its_machine(monkeypatch, path, own, STAGES["grpo"].config).trl
+    args = load_for_its_machine(path, own, STAGES["grpo"].config).trl
     assert args.generation_batch_size == 4 * 8
     assert args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps == 4
     assert args.temperature == 1.0  # scoring
@@ -83,11 +83,11 @@ BOOK = {  # beta, learning rate, pairs; 300 steps of 64 pairs, or 600, as the bo
 
 
 @pytest.mark.parametrize("algorithm", BOOK)
-def test_the_books_direct_alignment_takes_64_pairs_a_step_for_three_epochs(monkeypatch, algorithm):
+def test_the_books_direct_alignment_takes_64_pairs_a_step_for_three_epochs(algorithm):
     recipe = stage_of(algorithm).name
     own = STAGES[recipe].part("fields")
     path = ROOT / "configs" / "book" / f"{algorithm}.yaml"
-    loaded = load_for_its_machine(monkeypatch, path, own, STAGES[recipe].config)
+    loaded = load_for_its_machine(path, own, STAGES[recipe].config)
     args = loaded.trl
     assert (args.beta, args.learning_rate, loaded.own.max_samples) == BOOK[algorithm]
     texts = 2 if algorithm == "kto" else 1  # a batch of KTO counts completions, two of each pair
@@ -106,10 +106,10 @@ def test_the_books_dapo_and_maxrl_take_its_cache_and_its_questions():
 
 
 @pytest.mark.parametrize("algorithm", ["reward", "orm", "prm"])
-def test_the_books_reward_models_train_float32_weights_under_autocast(monkeypatch, algorithm):
+def test_the_books_reward_models_train_float32_weights_under_autocast(algorithm):
     own = STAGES[algorithm].part("fields")
     path = ROOT / "configs" / "book" / f"{algorithm}.yaml"
-    loaded = load_for_its_machine(monkeypatch, path, own, STAGES[algorithm].config)
+    loaded = load_for_its_machine(path, own, STAGES[algorithm].config)
     assert (loaded.model.dtype, loaded.trl.bf16) == ("float32", True)
     data = loaded.own.dataset
     readers = {"reward": "ultrafeedback", "orm": "gsm8k_rollouts", "prm": "prm800k"}
@@ -122,10 +122,10 @@ def test_the_books_reward_models_train_float32_weights_under_autocast(monkeypatc
         )
 
 
-def test_the_book_tunes_on_the_last_turn_with_the_template_of_the_tuned_sibling(monkeypatch):
+def test_the_book_tunes_on_the_last_turn_with_the_template_of_the_tuned_sibling():
     own = STAGES["sft"].part("fields")
     path = ROOT / "configs" / "book" / "sft.yaml"
-    loaded = load_for_its_machine(monkeypatch, path, own, "SFTConfig")
+    loaded = load_for_its_machine(path, own, "SFTConfig")
     args, data, panels = loaded.trl, loaded.own.dataset, loaded.own.samples
     assert loaded.own.chat_template_fallback == f"{loaded.model.model_name_or_path}-SFT"
     assert (data.path, data.reader, data.turns) == ("HuggingFaceH4/no_robots", "messages", "last")
@@ -141,11 +141,11 @@ def test_the_book_tunes_on_the_last_turn_with_the_template_of_the_tuned_sibling(
     assert len((ROOT / panels.file).read_text().splitlines()) == panels.count == 4
 
 
-def test_the_books_sdpo_and_rejection_sampling_take_its_settings(monkeypatch):
+def test_the_books_sdpo_and_rejection_sampling_take_its_settings():
     def load(recipe, name):
         own = STAGES[recipe].part("fields")
         path = ROOT / "configs" / "book" / f"{name}.yaml"
-        return load_for_its_machine(monkeypatch, path, own, STAGES[recipe].config)
+        return load_for_its_machine(path, own, STAGES[recipe].config)
 
     args = load("distill", "sdpo").trl
     assert (args.generation_batch_size, args.num_generations, args.max_steps) == (128, 8, 200)

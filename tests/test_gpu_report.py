@@ -205,6 +205,8 @@ def test_peak_memory_is_what_weights_gradients_and_adam_take(report, tmp_path):
     counted = line["counted_bytes"]
     assert (counted["parameters"], counted["gradients"]) == (2 * weights, 2 * weights)
     assert counted["optimizer"] == pytest.approx(4 * weights, rel=1e-4)  # and a step each
+    planned = line["planned_bytes"]["update"]  # and the activations of seven tokens
+    assert sum(counted.values()) < planned < 1.1 * sum(counted.values())
     # libraries take some tens of megabytes, too
     assert 8 * weights < line["peak_bytes"]["optimizer"] < 8 * weights + 100e6
     assert line["peak_bytes"]["load"] < line["peak_bytes"]["optimizer"] - 5 * weights

@@ -38,21 +38,27 @@ def _config(source: str, kwargs: Mapping[str, Any]) -> Any:
     return AutoConfig.from_pretrained(source, **known)
 
 
-def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: Any) -> Any:
-    """Load a language model with a head of `num_labels` on every token, without dropout."""
+def set_token_head(config: Any, num_labels: int, head_bias: bool | None) -> None:
+    """Let a model's config describe our head on every token; None: a bias with several classes."""
+    config.num_labels = num_labels
+    config.classifier_dropout = 0.0
+    config.token_classification_bias = num_labels > 1 if head_bias is None else head_bias
+
+
+def token_classifier(source: str, num_labels: int, head_bias: bool | None, **kwargs: Any) -> Any:
+    """Load a language model with a head of `num_labels` on every token, as `set_token_head`."""
     remedy = "name a language model, or a reward model of the same kind"
     fault = f"cannot be loaded as a token classifier with num_labels {num_labels}"
     with loading(f"model_name_or_path: {source!r}", remedy, fault, new_head=True):
         config = _config(source, kwargs)
         has_head = any("TokenClassification" in name for name in config.architectures or [])
+        is_kept = has_head and config.num_labels == num_labels
         had_bias = getattr(config, "token_classification_bias", True)
+        set_token_head(config, num_labels, head_bias)
         # the head would be loaded without its bias, or with a bias that is drawn at random
-        if has_head and config.num_labels == num_labels and had_bias != head_bias:
+        if is_kept and had_bias != config.token_classification_bias:
             raise InputError(
                 f"head_bias: the head in {source!r} has another; write {str(had_bias).lower()}."
             )
-        config.num_labels = num_labels
-        config.classifier_dropout = 0.0
-        config.token_classification_bias = head_bias
         auto = AutoModelForTokenClassification
         return create_model_from_path(source, auto, config=config, **kwargs)

@@ -26,6 +26,12 @@ CLASSES = (-1, 0, 1)  # bad, neutral, good, in the order of a process model's lo
 AGGREGATES = {"orm": ("mean", "last"), "prm": ("min", "last", "product")}  # the first: the default
 
 
+def outputs_of(algorithm: str, formulation: str) -> int:
+    """Return how many numbers the head of a row's reward model gives for a token, or a text."""
+    row = algorithms.formulation(algorithm, formulation, algorithms.RewardModel)
+    return len(CLASSES) if row.loss == "process" else 1
+
+
 @dataclass(frozen=True)
 class Encoded:
     """A text for a reward model."""
@@ -62,8 +68,7 @@ class Reader:
     @property
     def num_labels(self) -> int:
         """Outputs per token, or per text."""
-        row = algorithms.formulation(self.algorithm, self.formulation, algorithms.RewardModel)
-        return len(CLASSES) if row.loss == "process" else 1
+        return outputs_of(self.algorithm, self.formulation)
 
     @property
     def per_token(self) -> bool:

@@ -16,6 +16,7 @@ from typing import get_args as type_args
 from rlhf_trl import algorithms
 from rlhf_trl.errors import InputError, allowed, instead, nearest
 from rlhf_trl.output import write_whole
+from rlhf_trl.run import launch
 from rlhf_trl.run.config_files import (
     Key,
     Words,
@@ -41,7 +42,6 @@ from rlhf_trl.run.config_types import (
     shape_of,
     show,
 )
-from rlhf_trl.run.launch import cpu_settings, world_size
 from rlhf_trl.run.yaml_loader import dump_yaml, read_word
 
 __all__ = ["Loaded", "load_config", "read_config"]
@@ -52,7 +52,7 @@ RULES: dict[str, dict[str, Any]] = {
     for wanted, keys in {
         "1 or more": "per_device_train_batch_size per_device_eval_batch_size max_completion_length "
         "gradient_accumulation_steps steps_per_generation num_iterations max_length lora_r "
-        "lora_alpha num_generations_eval save_total_limit",
+        "lora_alpha num_generations_eval generation_batch_size save_total_limit",
         "0 or more": "weight_decay max_grad_norm value_warmup_steps top_k adam_epsilon "
         "dataloader_num_workers neftune_noise_alpha eval_delay",
         "a number above 0": "eval_steps logging_steps save_steps repetition_penalty "
@@ -162,7 +162,6 @@ def _with_trl(
         raise TypeError(f"{own.__name__} declares fields that TRL has: {', '.join(sorted(twice))}")
     config.refuse_unknown(config.values, {**own_fields, **trl_fields, **model_fields}, path=())
     trl_values, model_values = config.take(trl_fields), config.take(model_fields)
-    _check_generation_batch(config, trl_values, trl_fields)  # before TRL, which says less
     settings = _trl_settings(trl_class, trl_values)
     settings |= {name: getattr(own_run, name) for name in shared}
     args = config.build(settings, trl_class, path=())
@@ -182,7 +181,8 @@ def _with_trl(
 
 def _trl_settings(trl_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what TRL's config class gets: the values of a config over the defaults of recipes."""
-    settings = {**recipe_defaults(trl_class), **values, **cpu_settings(values, world_size())}
+    settings = recipe_defaults(trl_class) | {**values}
+    settings |= launch.cpu_settings(values, launch.world_size())
     fields = fields_of(trl_class)
     for old, new in RENAMED.items():  # where TRL has both, the old one's default counts
         if settings.get(new) is None and {old, new} <= fields.keys():
@@ -334,7 +334,7 @@ class CheckedConfig(Written):
                 arguments[key] = self.build(inner, field_kind, (*path, key))
             try:
                 return member(**arguments)
-            except ValueError as error:
+            except (ValueError, ZeroDivisionError) as error:  # num_generations: 0
                 from rlhf_trl.run.config_faults import refusal_of
 
                 raise refusal_of(member, value, error, self, path) from error
@@ -385,39 +385,3 @@ def _check_algorithm(config: CheckedConfig, run: Any) -> None:
         config.fail((error.field,), error.message)
     except InputError as error:
         raise InputError(f"{config.file}: {error}") from error
-
-
-def _check_generation_batch(config: CheckedConfig, args: dict[str, Any], known: Known) -> None:
-    """Refuse a num_generations that does not divide the generation batch, and name those that do.
-
-    TRL refuses it, too, but does not say which would do. `args` are the values that the config has
-    for TRL's fields, and `known` these fields.
-    """
-    if not {"num_generations", "generation_batch_size", "steps_per_generation"} <= known.keys():
-        return  # a recipe that generates nothing in training
-
-    def value(name: str) -> Any:
-        """Return what the config gives, or else the field's default."""
-        return args.get(name, known[name][1].default)
-
-    batch = value("generation_batch_size")
-    product = "generation_batch_size"
-    if batch is None:
-        per_device, processes = value("per_device_train_batch_size"), world_size()
-        key = "steps_per_generation"
-        if value(key) is None:
-            key = "gradient_accumulation_steps"  # TRL's default of it
-        batch = per_device * processes * value(key)
-        product = (  # how the batch came about, for the error
-            f"per_device_train_batch_size {per_device} x {processes} "
-            f"process{'es' * (processes > 1)} x {key} {value(key)}"
-        )
-    generations = value("num_generations") or 0
-    if batch <= 0 or generations < 1 or batch % generations:
-        divisors = [str(n) for n in range(2, batch + 1) if batch % n == 0]  # TRL wants 2 or more
-        remedy = f"write {one_of(divisors)}, or change the batch" if divisors else "raise the batch"
-        config.fail(
-            ("num_generations",),
-            f"is {show(value('num_generations'))}, which does not divide the generation batch of "
-            f"{batch} ({product}); {remedy}",
-        )

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_trl.errors import InputError, key_named_in
+from rlhf_trl.run import launch
 from rlhf_trl.run.config_files import Key, Written
 from rlhf_trl.run.config_types import Known, fields_of
 
@@ -50,7 +51,7 @@ def settle_key_of_other_kind(
 
 
 def refusal_of(
-    cls: type, values: Mapping[str, Any], error: ValueError, config: Written, path: Key
+    cls: type, values: Mapping[str, Any], error: Exception, config: Written, path: Key
 ) -> InputError:
     """Return the error about a dataclass that refuses its values: file, key and its message.
 
@@ -62,7 +63,14 @@ def refusal_of(
         path: the place of the block; (): the whole config, in which the message may name a key.
     """
     message = " ".join(str(error).split())
-    if not path and (key := _key_at_fault(message, fields_of(cls), values)):
+    known = fields_of(cls)
+    if not path and "num_generations" in known:
+        from rlhf_trl.run.divisibility import unfit_batch
+
+        values_or_defaults = {key: field.default for key, (_, field) in known.items()} | {**values}
+        if unfit := unfit_batch(values_or_defaults, launch.world_size()):
+            return InputError(f"{config.source((unfit.key,))}: {unfit.key} {unfit.sentence}")
+    if not path and (key := _key_at_fault(message, known, values)):
         path = (key,)
     return InputError(f"{config.source(path)}: {'.'.join(path) or cls.__name__}: {message}")
 

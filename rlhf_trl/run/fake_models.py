@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from huggingface_hub.constants import HF_HUB_CACHE
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
@@ -30,7 +31,8 @@ from rlhf_trl.run.shares import Weights
 ARCHITECTURES = Path(__file__).parent / "architectures"
 ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_apex_fused")
 EIGHT_BIT = ("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit")
-BLOCK, SMALLEST_IN_8_BIT = 256, 4096  # numbers in a block of bitsandbytes; tensors left in float32
+# of bitsandbytes: numbers in a block of 8 and of 4 bits; smaller tensors are left in float32
+BLOCK_OF_8_BIT, BLOCK_OF_4_BIT, SMALLEST_IN_8_BIT = 256, 64, 4096
 
 Head = Literal["fused", "logits", "text", "token"]
 """What is behind the last layer: TRL's fused head, a language model's own, a classifier."""
@@ -76,13 +78,18 @@ def architecture_of(name: str, loaded: Any) -> Any:
             if Path(name).name.lower().startswith(file.stem):  # qwen3-0.6b also for its -Base
                 return AutoConfig.for_model(**json.loads(file.read_text()))
         raise InputError(
-            f"{name} is neither a folder here nor in the hub's cache; a folder with its "
-            "config.json is enough for a plan, which reads no weights."
+            f"{name} is neither a folder here nor in the hub's cache ({HF_HUB_CACHE}); a folder "
+            "with its config.json is enough for a plan, which reads no weights."
         ) from error
 
 
-def new_model(architecture: Any, head: Head, dtype: torch.dtype, adapter: Any = None) -> Any:
-    """Return the model of a config on the device `meta`, with PEFT's `adapter` if there is one."""
+def new_model(
+    architecture: Any, head: Head, dtype: torch.dtype, adapter: Any = None, in_4_bit: bool = False
+) -> Any:
+    """Return the model of a config on the device `meta`, with PEFT's `adapter` if there is one.
+
+    An adapter beside weights `in_4_bit` is cast to bfloat16, as TRL does; these stay whole here.
+    """
     with torch.device("meta"):
         model = _AUTO[head].from_config(architecture, dtype=dtype)
         if head == "fused":
@@ -91,6 +98,10 @@ def new_model(architecture: Any, head: Head, dtype: torch.dtype, adapter: Any = 
             from peft import get_peft_model
 
             model = get_peft_model(model, adapter)
+    if in_4_bit:
+        for name, weight in model.named_parameters():
+            if weight.requires_grad and "magnitude_vector" not in name:
+                weight.data = weight.data.to(torch.bfloat16)
     return model
 
 
@@ -99,8 +110,14 @@ def size_of(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def weights_of(model: nn.Module, optim: str) -> Weights:
-    """Count a model's parameters, tied ones once, and the bytes of its optimizer's state."""
+def weights_of(model: nn.Module, optim: str, in_4_bit: Literal["nested"] | bool = False) -> Weights:
+    """Count a model's parameters, tied ones once, and the bytes of its optimizer's state.
+
+    Args:
+        model: what `new_model` returned.
+        optim: TRL's field.
+        in_4_bit: whether the frozen matrices are in 4 bits; nested: so are their scales, in 8.
+    """
     parameters = list(model.parameters())  # yields a tied one once
     trained = [weight for weight in parameters if weight.requires_grad]
     frozen = [weight for weight in parameters if not weight.requires_grad]
@@ -108,29 +125,50 @@ def weights_of(model: nn.Module, optim: str) -> Weights:
     # a sharded model gathers its layers, and its embedding, one after the other
     gathered = [sum(weight.numel() for weight in layer.parameters()) for layer in layers]
     gathered += [weight.numel() for weight in parameters if weight.dim() == 2]
+    embeddings = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
+    frozen_bytes = size_of(frozen)
+    if in_4_bit:
+        for name, module in model.named_modules():
+            is_head = {"lm_head", "score"} & {*name.split(".")}  # which stays in its dtype
+            if isinstance(module, nn.Linear) and not module.weight.requires_grad and not is_head:
+                frozen_bytes -= size_of([module.weight])
+                frozen_bytes += bytes_in_4_bit(module.weight.numel(), in_4_bit == "nested")
     return Weights(
         trained=sum(weight.numel() for weight in trained),
         frozen=sum(weight.numel() for weight in frozen),
         trained_bytes=size_of(trained),
-        frozen_bytes=size_of(frozen),
+        frozen_bytes=frozen_bytes,
         largest_layer=max(gathered, default=0),
-        optimizer_bytes=sum(_state_bytes(weight, optim) for weight in trained),
+        optimizer_bytes=sum(
+            _state_bytes(weight, optim, weight in embeddings) for weight in trained
+        ),
     )
 
 
-def _state_bytes(parameter: Tensor, optim: str) -> int:
+def bytes_in_4_bit(numbers: int, nested: bool) -> int:
+    """Return the bytes of a matrix in bitsandbytes' 4 bits: two numbers a byte, and their scales.
+
+    Each block of 64 has a scale in float32; `nested`: in a byte, and a float32 for 256 of them.
+    """
+    scales = math.ceil(numbers / BLOCK_OF_4_BIT)
+    size_of_scales = scales + 4 * math.ceil(scales / BLOCK_OF_8_BIT) if nested else 4 * scales
+    return math.ceil(numbers / 2) + size_of_scales
+
+
+def _state_bytes(parameter: Tensor, optim: str, is_embedding: bool) -> int:
     """Return the bytes of an optimizer's state for one parameter.
 
     Adam: two averages in the parameter's dtype, and a count of steps in float32. In 8 bits: a byte
-    for each, and a float32 for each block of them; small tensors keep float32.
+    for each, and a float32 for each block of them; small tensors and, as transformers asks for,
+    embeddings keep float32.
     """
     numbers = parameter.numel()
     if optim in ADAM:
         return 2 * numbers * parameter.element_size() + 4
     if optim in EIGHT_BIT:
-        if numbers < SMALLEST_IN_8_BIT:
+        if numbers < SMALLEST_IN_8_BIT or is_embedding:
             return 2 * numbers * 4
-        return 2 * (numbers + 4 * math.ceil(numbers / BLOCK))
+        return 2 * (numbers + 4 * math.ceil(numbers / BLOCK_OF_8_BIT))
     if optim == "sgd":
         return 0
     raise InputError(

@@ -3,15 +3,18 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
 from rlhf_trl.errors import InputError
+from rlhf_trl.run.config_types import one_of
+from rlhf_trl.run.launch import Expect
 
 Strategy = Literal["one process", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
 SHARDING = ("fsdp2", "zero3")  # strategies under which no process holds the whole weights
 FLOAT32 = 4  # bytes of a number
+FILES = {"none": "one_gpu.yaml", "ddp": "ddp.yaml", "fsdp": "fsdp2.yaml", "deepspeed": "zero3.yaml"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,32 +44,54 @@ def read_launch(
     accelerate: str | None,
     gpus: int | None,
     nodes: int | None,
-    expected: Mapping[str, Any] | None = None,
+    usual: int | None = None,
 ) -> Launch:
     """Return the launch that an accelerate config describes; its numbers may be replaced.
 
     Args:
         accelerate: path of the file that `accelerate launch --config_file` takes; None: as many
             processes as asked for, each with the whole model.
-        gpus: processes over all nodes; None: the file's.
+        gpus: processes over all nodes; None: the `usual` number, else the file's.
         nodes: machines; None: the file's.
-        expected: the config's block `expect:`, as a mapping; the launch must not contradict it.
+        usual: how many processes the run's config expects.
 
     Raises:
         InputError: the file cannot be planned for, or not with these numbers.
     """
     values = _read_accelerate(accelerate) if accelerate else {}
-    expected = expected or {}
-    processes = gpus or values.get("num_processes") or expected.get("processes") or 1
+    processes = gpus or usual or values.get("num_processes") or 1
     machines = nodes or values.get("num_machines") or 1
     if processes < machines or processes % machines:
         raise InputError(
             f"{processes} processes do not spread over {machines} nodes; write --gpus as a "
             "multiple of --nodes (it counts the GPUs of all nodes)."
         )
-    launch = _strategy(values, processes, machines, accelerate)
-    _check_expected(launch, expected, accelerate)
-    return launch
+    return _strategy(values, processes, machines, accelerate)
+
+
+def check_expected(launch: Launch, expected: Expect | None, path: str | None) -> None:
+    """Refuse a launch that the config's own `expect:` would refuse when it starts.
+
+    Args:
+        launch: as it is planned.
+        expected: the config's block.
+        path: of the accelerate config; None: there is none, so that only processes are compared.
+    """
+    if expected is None:
+        return
+    strategy, processes = expected.strategy, expected.processes
+    family = {"one process": "none", "ddp": "ddp", "fsdp2": "fsdp"}
+    planned = family.get(launch.strategy, "deepspeed")
+    if path and strategy not in (None, planned):
+        raise InputError(
+            f"the config expects strategy {strategy} and --accelerate {path} is {planned}; name "
+            f"configs/accelerate/{FILES[strategy]}, or change expect.strategy."
+        )
+    if processes not in (None, launch.processes):
+        raise InputError(
+            f"the config expects {processes} processes and {launch.processes} are planned; write "
+            f"--gpus {processes}, or change expect.processes."
+        )
 
 
 def _read_accelerate(path: str) -> dict[str, Any]:
@@ -90,10 +115,10 @@ def _read_accelerate(path: str) -> dict[str, Any]:
 def _strategy(values: Mapping[str, Any], processes: int, machines: int, path: str | None) -> Launch:
     """Return the launch with the strategy of an accelerate config's `values`."""
     kind = str(values.get("distributed_type", "NO")).upper()
-    deepspeed, fsdp = values.get("deepspeed_config") or {}, values.get("fsdp_config") or {}
     optimizer = weights = False
-    strategy: str = "ddp" if processes > 1 else "one process"
+    strategy: Any = "ddp" if processes > 1 else "one process"
     if kind == "DEEPSPEED":
+        deepspeed = values.get("deepspeed_config") or {}
         if file := deepspeed.get("deepspeed_config_file"):
             deepspeed = _read_deepspeed(file, path)
         if not deepspeed.get("zero_stage"):
@@ -105,6 +130,7 @@ def _strategy(values: Mapping[str, Any], processes: int, machines: int, path: st
         optimizer = deepspeed.get("offload_optimizer_device", "none") != "none"
         weights = deepspeed.get("offload_param_device", "none") != "none"
     elif kind == "FSDP":
+        fsdp = values.get("fsdp_config") or {}
         if fsdp.get("fsdp_version", 1) != 2 or not fsdp.get("fsdp_reshard_after_forward", True):
             raise InputError(
                 f"--accelerate {path}: only FSDP 2 that reshards after the forward pass can be "
@@ -112,16 +138,16 @@ def _strategy(values: Mapping[str, Any], processes: int, machines: int, path: st
             )
         strategy = "fsdp2"
         optimizer = weights = bool(fsdp.get("fsdp_offload_params"))
-    known = ("one process", "ddp", "fsdp2", "zero1", "zero2", "zero3")
+    known = get_args(Strategy)
     if strategy not in known or kind not in ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP"):
         raise InputError(
-            f"--accelerate {path}: {kind.lower()} {strategy} cannot be planned; write one of "
-            f"{', '.join(known[1:])}."
+            f"--accelerate {path}: {kind.lower()} {strategy} cannot be planned; write "
+            f"{one_of(known[1:])}."
         )
     return Launch(
         processes=processes,
         nodes=machines,
-        strategy=strategy,  # type: ignore[arg-type] # checked above
+        strategy=strategy,
         offloads_optimizer=optimizer,
         offloads_weights=weights,
     )
@@ -148,24 +174,6 @@ def _read_deepspeed(file: str, path: str | None) -> dict[str, Any]:
     }
 
 
-def _check_expected(launch: Launch, expected: Mapping[str, Any], path: str | None) -> None:
-    """Refuse a launch that the config's own `expect:` would refuse when it starts."""
-    family = {"one process": "none", "ddp": "ddp", "fsdp2": "fsdp"}
-    strategy = family.get(launch.strategy, "deepspeed")
-    wanted_strategy = expected.get("strategy")
-    wanted_processes = expected.get("processes")
-    if path and wanted_strategy not in (None, strategy):
-        raise InputError(
-            f"the config expects strategy {wanted_strategy} and --accelerate {path} is {strategy}; "
-            f"name an accelerate file for {wanted_strategy}, or change expect.strategy."
-        )
-    if wanted_processes not in (None, launch.processes):
-        raise InputError(
-            f"the config expects {wanted_processes} processes and {launch.processes} are planned; "
-            f"write --gpus {wanted_processes}, or change expect.processes."
-        )
-
-
 def per_process(weights: Weights, launch: Launch, computes_in_bf16: bool) -> dict[str, int]:
     """Return the bytes of one model's state that each process keeps on its GPU, by part.
 
@@ -188,64 +196,45 @@ def per_process(weights: Weights, launch: Launch, computes_in_bf16: bool) -> dic
     """
     count, strategy = launch.processes, launch.strategy
     compute_bytes = 2 if computes_in_bf16 else FLOAT32
+    gathered = 2 * compute_bytes * weights.largest_layer
     if strategy in ("one process", "ddp"):
         parts = {
             "weights": weights.trained_bytes + weights.frozen_bytes,
             "gradients": weights.trained_bytes,
             "optimizer": weights.optimizer_bytes,
+            "gradient buckets": weights.trained_bytes if strategy == "ddp" else 0,
         }
-        if strategy == "ddp":
-            parts["gradient buckets"] = weights.trained_bytes
-        return parts
-    if strategy == "fsdp2":
-        kept = FLOAT32 if computes_in_bf16 else None  # bytes of a trained number; None: as loaded
-        trained = weights.trained * kept if kept else weights.trained_bytes
-        scale = trained / weights.trained_bytes if weights.trained_bytes else 1
+    elif strategy == "fsdp2":
+        trained = FLOAT32 * weights.trained if computes_in_bf16 else weights.trained_bytes
+        growth = trained / weights.trained_bytes if weights.trained_bytes else 1
         parts = {
-            "weights": _share(trained + weights.frozen_bytes, count),
-            "gradients": _share(trained, count),
-            "optimizer": _share(int(weights.optimizer_bytes * scale), count),
-            "gathered layers": 2 * weights.largest_layer * compute_bytes,
+            "weights": (trained + weights.frozen_bytes) // count,
+            "gradients": trained // count,
+            "optimizer": int(weights.optimizer_bytes * growth) // count,
+            "gathered layers": gathered,
         }
     else:
-        parts = _zero(weights, launch, compute_bytes)
+        whole = compute_bytes * (weights.trained + weights.frozen)
+        gradients = compute_bytes * weights.trained
+        # of ZeRO-3: those of a layer at a time, with its weights; the shares are in the optimizer
+        gradients_by_stage = {"zero1": gradients, "zero2": gradients // count, "zero3": 0}
+        parts = {
+            "weights": whole // count if strategy == "zero3" else whole,
+            "gradients": gradients_by_stage[strategy],
+            # master weights, their gradients and Adam's two averages
+            "optimizer": 4 * FLOAT32 * weights.trained // count,
+            "gathered layers": gathered if strategy == "zero3" else 0,
+        }
     if launch.offloads_optimizer:
         parts["optimizer"] = 0
         if strategy != "fsdp2":
             parts["gradients"] = 0
     if launch.offloads_weights:
-        parts["weights"] = 0
-        parts["gradients"] = 0
-    return parts
-
-
-def _zero(weights: Weights, launch: Launch, compute_bytes: int) -> dict[str, int]:
-    """Return the parts of `per_process` under DeepSpeed, before anything is offloaded."""
-    count, trained = launch.processes, weights.trained
-    whole = compute_bytes * (trained + weights.frozen)
-    # master weights, their gradients and Adam's two averages
-    states = _share(4 * FLOAT32 * trained, count)
-    if launch.strategy == "zero3":
-        return {
-            "weights": _share(whole, count),
-            "gradients": 0,  # those of a layer at a time, below; the shares are in the states
-            "optimizer": states,
-            "gathered layers": 2 * compute_bytes * weights.largest_layer,
-        }
-    gradients = compute_bytes * trained
-    return {
-        "weights": whole,
-        "gradients": gradients if launch.strategy == "zero1" else _share(gradients, count),
-        "optimizer": states,
-    }
-
-
-def _share(size: int, count: int) -> int:
-    """Return a process's share of so many bytes."""
-    return size // count
+        parts["weights"] = parts["gradients"] = 0
+    return {part: size for part, size in parts.items() if size}
 
 
 def frozen_per_process(weights: Weights, launch: Launch) -> int:
     """Return the bytes of a model that is only read (a reference, a reward model), per process."""
     size = weights.trained_bytes + weights.frozen_bytes
-    return _share(size, launch.processes) if launch.strategy in SHARDING else size
+    return size // launch.processes if launch.strategy in SHARDING else size

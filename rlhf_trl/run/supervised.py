@@ -12,6 +12,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.models import load_tokenizer, loading
 from rlhf_trl.run import train
 from rlhf_trl.run.config import Loaded
+from rlhf_trl.run.divisibility import check_packing
 
 LOSSES = {
     "last": {"completion_only_loss": True, "assistant_only_loss": False},
@@ -92,6 +93,7 @@ def _decide_what_is_trained(loaded: Loaded[Any, Any]) -> None:
             "chat_template_fallback is not read with chat_template_path, which replaces any chat "
             "template; remove one of the two."
         )
+    check_packing(args)
     if args.packing and args.packing_strategy != "bfd":
         raise InputError(
             f"packing_strategy: {args.packing_strategy} cuts examples, so that parts are trained "

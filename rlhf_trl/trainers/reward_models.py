@@ -244,12 +244,11 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
         num_labels = self.reader.num_labels  # 1, or of a process model with classes 3
         meanwhile: dict[str, Any] = {}  # what the config holds while RewardTrainer is made
         if isinstance(model, str):
-            bias = num_labels > 1 if args.head_bias is None else args.head_bias
             options = loading_options(args)
             if (quantization := kwargs.pop("quantization_config", None)) is not None:
                 options["quantization_config"] = quantization
             torch.manual_seed(args.seed)  # the head starts at random
-            model = token_classifier(model, num_labels, bias, **options)
+            model = token_classifier(model, num_labels, args.head_bias, **options)
             meanwhile["model_init_kwargs"] = None  # RewardTrainer would say that it ignores them
         if model.config.num_labels != num_labels:
             raise InputError(

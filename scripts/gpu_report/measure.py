@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import socket
 import statistics
@@ -311,7 +312,23 @@ def recipe(folder, scratch, recipe, batch, updates=1, rows=None, **values) -> di
 
     start(recipe, path, look)
     logged = found[0].trainer.state.log_history[-1]
-    return {**found[0].report(), "train_loss": logged["train_loss"]}
+    planned = planned_bytes(path, values["prompt"])
+    return {**found[0].report(), "planned_bytes": planned, "train_loss": logged["train_loss"]}
+
+
+def planned_bytes(path: Path, prompt: int) -> dict[str, float]:
+    """Return what `rlhf-trl plan` estimates for each phase; {} where it fails, which is logged.
+
+    It runs in a process of its own, since it plans on the CPU for a GPU.
+    """
+    command = [sys.executable, "-m", "rlhf_trl.cli", "plan", "--config", str(path)]
+    done = subprocess.run(
+        [*command, "--prompt-tokens", str(prompt)], capture_output=True, text=True, check=False
+    )
+    print(done.stdout, done.stderr)
+    units = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+    lines = re.findall(r"^(\w+): ([\d.]+) (\w+), estimated", done.stdout, re.MULTILINE)
+    return {phase: float(number) * units[unit] for phase, number, unit in lines}
 
 
 def device(folder, scratch) -> dict:
