@@ -20,6 +20,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.losses.preferences import completions_loss
 from rlhf_trl.tiny.model import build_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer
+from rlhf_trl.trainers import reference_cache
 from rlhf_trl.trainers.direct_alignment import BookDPOConfig, BookDPOTrainer
 
 TOLERANCE = 1e-5
@@ -41,6 +42,14 @@ def agrees(found):
 def test_gradient_is_that_of_the_public_function(name, which, accumulation):
     trainer = build(name, which, gradient_accumulation_steps=accumulation)
     agrees(measured(trainer, Reference(name, which)))
+
+
+@pytest.mark.parametrize("name", ["dpo", "kto"])
+def test_processes_that_cannot_share_the_references_file_end_with_a_sentence(name, monkeypatch):
+    # the second process has another temporary folder
+    monkeypatch.setattr(reference_cache, "gather_object", lambda paths: [*paths, "/tmp/other"])
+    with pytest.raises(InputError, match="cannot share the log-probabilities of a data set in mem"):
+        build(name, "trl", precompute_ref_log_probs=True)
 
 
 @pytest.mark.parametrize("which", ["chapter", "code", "trl"])
