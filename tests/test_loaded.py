@@ -26,6 +26,7 @@ NEVER = {
     "losses.checked",
     "on_deepspeed",
     "policies",
+    "reference_cache",
     "rewards.by_path",
     "rewards.faults",
     "rewards.from_model",
