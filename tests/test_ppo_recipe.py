@@ -12,8 +12,8 @@ from conftest import cause
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from rlhf_trl.output import claim
 from rlhf_trl.rewards.from_model import load_reward_model
+from rlhf_trl.run.claiming import claim
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.trainers import value_model
 

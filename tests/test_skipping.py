@@ -8,6 +8,7 @@ from peft import LoraConfig
 from policy_gradient_cases import build, checkpoint, drift
 from transformers import AutoModelForCausalLM
 
+from rlhf_trl import manifests
 from rlhf_trl.algorithms import formulation
 from rlhf_trl.compare.measure import accumulate, batches, flat_gradient
 from rlhf_trl.errors import InputError
@@ -282,5 +283,5 @@ def test_a_checkpoint_goes_on_as_it_was_made(monkeypatch):
     for manifest, says in (({}, "off (as in ckpt)"), ({"skip_zero_advantage": True}, "on")):
         config = loaded("grpo")
         config.trl.resume_from_checkpoint = "ckpt"
-        monkeypatch.setattr(policy_gradients.output, "read_manifest", lambda path, m=manifest: m)
+        monkeypatch.setattr(manifests, "read_manifest", lambda path, m=manifest: m)
         assert policy_gradients.skipping_note(config) == f"skip_zero_advantage {says}"

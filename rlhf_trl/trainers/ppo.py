@@ -29,6 +29,7 @@ from rlhf_trl.trainers.policy_gradient import (
     mean_advantages,
     whole,
 )
+from rlhf_trl.value_models import value_classifier
 
 
 @dataclass
@@ -140,7 +141,7 @@ class BookPPOTrainer(RecordedLater, BookGRPOTrainer):
         starts_from_policy = not args.value_model_name_or_path
         if "revision" in of_policy and starts_from_policy:
             options["revision"] = of_policy["revision"]
-        loaded = value_model.load(source, policy, self.processing_class, **options)
+        loaded = value_classifier(source, policy, self.processing_class, **options)
         return loaded.to(self.args.device) if self.place_model_on_device else loaded
 
     def _complete_optimizer(self) -> None:
