@@ -23,7 +23,7 @@ NAME = "value_model"
 class ScoredWithValues(FusedCausalLMOutput):
     """TRL's output of a fused forward, with the values of all states."""
 
-    state_values: Tensor | None = None  # (B, L), after each token; `values` is a method
+    state_values: Tensor | None = None  # (B, L - 1), see `attach`; `values` is a method
 
 
 def head(policy: Any) -> nn.Linear:
@@ -39,8 +39,9 @@ def attach(policy: Any, value_model: nn.Module) -> None:
 
     So the optimizer, gradient clipping, DDP, ZeRO and FSDP treat it like the rest, and one forward
     of the wrapped model gives both log-probabilities and values: DDP allows no second one. Two
-    arguments join those of the forward, which TRL has fused: `with_values` adds `state_values`
-    (B, L) to its output, `only_values` returns nothing else.
+    arguments join those of the forward, which TRL has fused: `with_values` adds `state_values` to
+    its output, `only_values` returns nothing else. They are (B, L - 1), after each of the L tokens
+    but the last: nothing reads the value of an ended text.
     """
     forward = policy.forward
     policy.add_module(NAME, value_model)
@@ -61,13 +62,14 @@ def attach(policy: Any, value_model: nn.Module) -> None:
         policy.base_model.register_forward_hook(remember)
 
     def state_values(**inputs: Any) -> Tensor:
-        """Return (B, L) values: a head's, or those of a model that reads the inputs itself."""
+        """Return the values: a head's, or those of a model that reads the inputs itself."""
         nonlocal hidden_states
         critic = policy.value_model
         if is_head:
             hidden, hidden_states = hidden_states, None  # else their graph would stay in memory
-            return critic(hidden).squeeze(-1)
-        hidden = critic.base_model(**inputs, use_cache=False).last_hidden_state
+            return critic(hidden[:, :-1]).squeeze(-1)
+        read = {name: tensor[:, :-1] for name, tensor in inputs.items()}
+        hidden = critic.base_model(**read, use_cache=False).last_hidden_state
         return critic.score(hidden).squeeze(-1)
 
     @wraps(forward)  # `generate` reads the signature
