@@ -13,7 +13,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import rotate_checkpoints
 
-from rlhf_trl import output
+from rlhf_trl import manifests, output
 from rlhf_trl.errors import Diverged
 
 
@@ -37,7 +37,7 @@ def save(trainer: Any, save_stock: Callable[[Any], None], trial: Any) -> None:
         facts = {"world_size": args.world_size, "save_only_model": args.save_only_model}
         if hasattr(trainer, "skips"):
             facts["skip_zero_advantage"] = trainer.skips
-        output.write_manifest(folder, trainer.save_checksums, **trainer.told, **facts)
+        manifests.write_manifest(folder, trainer.save_checksums, **trainer.told, **facts)
     trainer.accelerator.wait_for_everyone()
     if args.push_to_hub:  # TRL's own push did nothing, as there was no manifest yet
         trainer._push_from_checkpoint(str(folder))

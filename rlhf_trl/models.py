@@ -14,7 +14,6 @@ from typing import Any, Literal
 from unittest.mock import patch
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.output import weights_fault
 from rlhf_trl.tiny import checkpoint_path
 
 EMBEDDED = "tiny"  # the warm-start checkpoint that ships with the package
@@ -94,6 +93,8 @@ def prepare_model(model: Any, args: Any) -> Any:
     path = Path(_path_or_name(model))
     if not path.is_dir():  # a hub name
         return model.model_name_or_path
+    from rlhf_trl.manifests import weights_fault
+
     if fault := weights_fault(path):
         raise InputError(
             f"model_name_or_path: {model.model_name_or_path!r} {fault}; name a whole one."

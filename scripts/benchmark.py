@@ -86,10 +86,9 @@ class Alternate(TrainerCallback):
                 torch.cat([batch[f"{side}_{kind}"] for side in ("prompt", "completion")], dim=1)
                 for kind in ("ids", "mask")
             ]
-            values = self.trainer.model(
-                input_ids=parts[0], attention_mask=parts[1], only_values=True
-            )
-            values.sum().backward()
+            value_model = self.trainer.model.value_model
+            trunk = value_model.base_model(input_ids=parts[0], attention_mask=parts[1])
+            value_model.score(trunk.last_hidden_state).sum().backward()
         self.trainer.model.zero_grad()
 
 

@@ -617,10 +617,11 @@ def _critic(case: Case) -> None:
     heads = [torch.nn.Linear(2048, 1, bias=False, dtype=torch.bfloat16) for _ in range(64)]
     values = torch.cat([hidden @ head.weight.T.float() for head in heads], dim=1)
     assert abs(values.square().mean().sqrt().item() - 0.6) < 0.05
-    from rlhf_trl.trainers.value_model import keep_float32, load
+    from rlhf_trl.trainers.value_model import keep_float32
+    from rlhf_trl.value_models import value_classifier
 
     policy = AutoModelForCausalLM.from_pretrained(checkpoint_path(), dtype=torch.bfloat16)
-    head = load(checkpoint_path(), policy, tokenizer(), False, dtype=policy.dtype).score
+    head = value_classifier(checkpoint_path(), policy, tokenizer(), False, dtype=policy.dtype).score
     keep_float32(head)
     values = head(hidden[:, :96].bfloat16())
     assert values.dtype == torch.float32 and not values.any()

@@ -6,18 +6,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 # from the ground; a room imports those before it
 ROOMS = [
-    *["errors", "book", "algorithms", "losses", "tiny", "output", "cards", "models", "policies"],
-    *["quantized", "on_deepspeed", "synced_reference", "checkpoints"],
-    *[
-        "data",
-        "rollouts",
-        "reward_models",
-        "rewards",
-        "evaluation",
-        "trainers",
-        "run",
-        "ports",
-    ],
+    *["errors", "book", "algorithms", "losses", "tiny", "output", "manifests", "cards"],
+    *["models", "value_models", "policies", "quantized"],
+    *["on_deepspeed", "synced_reference", "checkpoints"],
+    *["data", "rollouts", "reward_models", "rewards", "evaluation", "trainers", "run", "ports"],
     *["pipeline", "compare", "cli"],
 ]
 

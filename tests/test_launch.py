@@ -16,9 +16,10 @@ from conftest import cause, same_environment
 from safetensors.torch import save_file
 from transformers.training_args import OptimizerNames
 
-from rlhf_trl import output
+from rlhf_trl import manifests, output
 from rlhf_trl.errors import InputError
-from rlhf_trl.run import launch
+from rlhf_trl.run import launch, resuming
+from rlhf_trl.run.claiming import claim
 from rlhf_trl.run.config import load_config
 from rlhf_trl.run.fields.common import Run
 from rlhf_trl.run.launch import Expect
@@ -362,18 +363,16 @@ def test_replace_folder_swaps_whole_folders(tmp_path):
 
 def test_claim_refuses_what_it_must(tmp_path):
     (tmp_path / "file").write_text("")
-    refused("is a file", output.claim, str(tmp_path / "file"), None)
-    refused("cannot be written", output.claim, "/proc/no/such/place", None)
+    refused("is a file", claim, str(tmp_path / "file"), None)
+    refused("cannot be written", claim, "/proc/no/such/place", None)
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "summary.json").write_text("{}")
     with pytest.raises(InputError) as caught:
-        output.claim(str(tmp_path / "old"), None)
+        claim(str(tmp_path / "old"), None)
     assert str(caught.value).endswith("already holds files; write elsewhere with --output_dir.")
-    refused(
-        "neither a whole checkpoint nor the config", output.claim, str(tmp_path / "old"), "auto"
-    )
-    assert output.claim(str(tmp_path / "new"), None) is None
-    assert output.claim(str(tmp_path / "new"), "auto") is None
+    refused("neither a whole checkpoint nor the config", claim, str(tmp_path / "old"), "auto")
+    assert claim(str(tmp_path / "new"), None) is None
+    assert claim(str(tmp_path / "new"), "auto") is None
 
 
 @pytest.mark.parametrize(
@@ -392,7 +391,7 @@ def test_a_used_folder_is_refused_with_what_helps_there(tmp_path, names, what, a
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
     with pytest.raises(InputError) as caught:
-        output.claim(str(tmp_path), None)
+        claim(str(tmp_path), None)
     said = str(caught.value)
     assert f"already holds {what}; " in said and said.endswith("elsewhere with --output_dir.")
     assert ("--resume_from_checkpoint auto" in said) == (auto is not None)
@@ -407,30 +406,30 @@ def checkpoint(folder):
     (folder / "trainer_state.json").write_text('{"global_step": 9}')
     (folder / "value_model").mkdir()
     (folder / "value_model" / "config.json").write_text("{}")
-    output.write_manifest(folder, True, save_only_model=False)
+    manifests.write_manifest(folder, True, save_only_model=False)
     return folder
 
 
 def test_auto_resumes_from_the_newest_whole_checkpoint(tmp_path, capsys):
     checkpoint(tmp_path / "checkpoint-9")
     half = checkpoint(tmp_path / "checkpoint-10")
-    assert output.claim(str(tmp_path), "auto") == str(half)
+    assert claim(str(tmp_path), "auto") == str(half)
     (half / "manifest.json").unlink()  # written last
-    assert output.claim(str(tmp_path), "auto") == str(tmp_path / "checkpoint-9")
+    assert claim(str(tmp_path), "auto") == str(tmp_path / "checkpoint-9")
     assert "checkpoint-10, which has no manifest.json" in capsys.readouterr().out
-    refused("checkpoint-10.*no manifest.json", output.claim, str(tmp_path), str(half))
+    refused("checkpoint-10.*no manifest.json", claim, str(tmp_path), str(half))
 
 
 def test_where_only_a_start_was_made_a_run_starts_anew(tmp_path, capsys):
-    assert output.claim(str(tmp_path), "auto") is None
+    assert claim(str(tmp_path), "auto") is None
     assert capsys.readouterr().out == ""  # the first start, of which there is nothing to say
     for name in (".writable", "samples-train.jsonl", ".model.part", ".summary.part.json"):
         (tmp_path / name).write_text("")
-    assert output.claim(str(tmp_path), "auto") is None
+    assert claim(str(tmp_path), "auto") is None
     assert {p.name for p in tmp_path.iterdir()} == {output.LOCK, "samples-train.jsonl"}
     (tmp_path / "config.yaml").write_text("")
     (checkpoint(tmp_path / "checkpoint-1") / "manifest.json").unlink()
-    assert output.claim(str(tmp_path), "auto") is None
+    assert claim(str(tmp_path), "auto") is None
     lines = capsys.readouterr().out.splitlines()
     assert lines.count(f"{tmp_path} holds no checkpoint: the run begins again at step 0") == 2
 
@@ -453,14 +452,14 @@ def test_what_a_run_left_after_a_step_is_set_aside_whole(tmp_path, capsys):
     for name in [*stays, *goes, "config.yaml"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    output.set_aside(tmp_path, 20)
+    resuming.set_aside(tmp_path, 20)
     for name in goes:
         assert not (tmp_path / name).exists()
         assert (tmp_path / "earlier-10" / name).read_text() == name
     for name in [*stays, "config.yaml", "earlier-10/config.yaml"]:
         assert (tmp_path / name).read_text() == name.removeprefix("earlier-10/")
     assert f"after step 20 before is now in {tmp_path / 'earlier-10'}" in capsys.readouterr().out
-    output.set_aside(tmp_path, 20)  # nothing is left to move
+    resuming.set_aside(tmp_path, 20)  # nothing is left to move
     assert not (tmp_path / "earlier-11").exists()
 
 
@@ -473,23 +472,23 @@ FILES = [
 @pytest.mark.parametrize("name", FILES)
 def test_every_damage_to_a_checkpoint_is_named(tmp_path, name):
     folder = checkpoint(tmp_path / "checkpoint-1")
-    assert output.checkpoint_fault(folder) is None
+    assert manifests.checkpoint_fault(folder) is None
     path, content = folder / name, (folder / name).read_bytes()
     middle = len(content) // 2
     flipped = bytes([content[middle] ^ 1])
     for damage in (b"", content[:middle], content[:middle] + flipped + content[middle + 1 :]):
         path.write_bytes(damage)
-        assert re.search(f"has a (cut-off|damaged) {name}", output.checkpoint_fault(folder))
+        assert re.search(f"has a (cut-off|damaged) {name}", manifests.checkpoint_fault(folder))
     path.unlink()
-    assert re.search(f"(lacks|has no) {name}", output.checkpoint_fault(folder))
+    assert re.search(f"(lacks|has no) {name}", manifests.checkpoint_fault(folder))
     path.write_bytes(content)
-    assert output.checkpoint_fault(folder) is None
+    assert manifests.checkpoint_fault(folder) is None
 
 
 def test_damage_that_leaves_a_manifest_readable_is_noticed(tmp_path):
     manifest = checkpoint(tmp_path / "checkpoint-1") / "manifest.json"
     manifest.write_text(manifest.read_text().replace("false", "0"))
-    assert output.checkpoint_fault(manifest.parent) == "has a damaged manifest.json"
+    assert manifests.checkpoint_fault(manifest.parent) == "has a damaged manifest.json"
 
 
 def test_what_cannot_be_written_is_a_sentence_and_other_errors_stay(capsys):
@@ -538,10 +537,10 @@ def test_the_option_traceback_shows_where_an_error_comes_from(monkeypatch, capsy
 
 def test_without_checksums_only_sizes_are_compared(tmp_path):
     folder = checkpoint(tmp_path / "checkpoint-1")
-    output.write_manifest(folder, checksums=False, save_only_model=False)
+    manifests.write_manifest(folder, checksums=False, save_only_model=False)
     (folder / "trainer_state.json").write_text('{"global_step": 8}')
-    assert output.checkpoint_fault(folder) is None
+    assert manifests.checkpoint_fault(folder) is None
     (folder / "trainer_state.json").write_text('{"global_step": 10}')
-    assert output.checkpoint_fault(folder) == "has a cut-off trainer_state.json"
-    output.write_manifest(folder, True, save_only_model=True)
-    assert "save_only_model" in output.checkpoint_fault(folder)
+    assert manifests.checkpoint_fault(folder) == "has a cut-off trainer_state.json"
+    manifests.write_manifest(folder, True, save_only_model=True)
+    assert "save_only_model" in manifests.checkpoint_fault(folder)

@@ -24,6 +24,7 @@ OF_TEXTS = {"number_answers", "math_answers", "judgment_blocks", "judgments", "d
 NEVER = {
     "cards",
     "losses.checked",
+    "manifests",
     "on_deepspeed",
     "policies",
     "reference_cache",
@@ -31,6 +32,7 @@ NEVER = {
     "rewards.faults",
     "rewards.from_model",
     "run.chat_templates",
+    "run.claiming",
     "run.command_words",
     "run.config_faults",
     "evaluation.progress",

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from run_folders import sha256, write_model, write_run
 
-from rlhf_trl.output import write_manifest
+from rlhf_trl.manifests import write_manifest
 from rlhf_trl.run import origins
 
 

@@ -43,6 +43,14 @@ def test_a_mistake_of_the_trainer_is_one_sentence(refused):
     assert "soft_punish_cache is 64" in sentence
 
 
+def test_an_order_of_the_rows_that_trl_would_ignore(refused, tmp_path):
+    words = ["--train_sampling_strategy", "batch_rebalance"]
+    sentence = refused("grpo", "grpo", *SMALL, *words)
+    assert "train_sampling_strategy is batch_rebalance, which GRPOTrainer does not" in sentence
+    argv = ["--config", f"{ROOT}/configs/tiny/grpo.yaml", "--formulation", "trl", *words]
+    assert STAGES["grpo"].load(argv).trl.train_sampling_strategy == "batch_rebalance"
+
+
 def settings(folder, name, tmp_path):
     """What the recipe would hand to the trainer."""
     argv = ["--config", f"{ROOT}/configs/{folder}/{name}.yaml", "--output_dir", str(tmp_path)]

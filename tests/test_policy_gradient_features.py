@@ -37,7 +37,7 @@ from trl import DPOConfig, GRPOConfig, GRPOTrainer
 from rlhf_trl.algorithms import LOSS_FIELDS, formulation
 from rlhf_trl.compare.measure import accumulate, batches, flat_gradient
 from rlhf_trl.errors import InputError
-from rlhf_trl.output import checkpoint_fault
+from rlhf_trl.manifests import checkpoint_fault
 from rlhf_trl.rollouts.generate import Completion
 from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer
 

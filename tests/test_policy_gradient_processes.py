@@ -5,7 +5,7 @@ import torch
 from launchers import hold
 from policy_gradient_processes import CASES, train
 
-from rlhf_trl.output import checkpoint_fault, read_manifest
+from rlhf_trl.manifests import checkpoint_fault, read_manifest
 
 # a token mean per micro-batch depends on which rows share one: how far apart the weights may end
 APART = {("dapo", "code", ""): 5e-3}

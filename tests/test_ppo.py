@@ -33,20 +33,23 @@ RECORDED = [case for case in json.loads(GOLDEN.read_text()) if case["algorithm"]
 
 
 def outputs_of(logps, values):
-    """A model whose forward gives these, whatever it is asked."""
-    after_last = torch.zeros_like(values[:, :1])
-    return lambda **_: SimpleNamespace(
-        log_probs=logps,
-        entropy=torch.zeros_like(logps),
-        state_values=torch.cat([values, after_last], dim=1),
-    )
+    """A model whose forward gives these, of the rows and columns that it is asked for."""
+
+    def forward(input_ids, **_):
+        places = input_ids[:, 0], slice(input_ids.shape[1] - 1)
+        entropy = torch.zeros_like(logps[places])
+        return SimpleNamespace(
+            log_probs=logps[places], entropy=entropy, state_values=values[places]
+        )
+
+    return forward
 
 
 def generation(mask):
-    """What TRL makes of one prompt token each and completions with this mask."""
+    """What TRL makes of one prompt token each, its row, and completions with this mask."""
     ones = torch.ones(len(mask), 1, dtype=torch.long)
     return {
-        "prompt_ids": ones,
+        "prompt_ids": torch.arange(len(mask)).unsqueeze(1),
         "prompt_mask": ones,
         "completion_ids": torch.ones_like(mask, dtype=torch.long),
         "completion_mask": mask.long(),
@@ -290,6 +293,25 @@ def test_gradient_is_the_public_functions(which, kind, schedule):
             theirs = Measured(float(total.detach()), plain.gradient())
             assert Comparison(ours, theirs).relative_error <= 1e-5
             assert ours.loss == pytest.approx(theirs.loss, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["separate", "head"])
+def test_the_gradient_is_that_of_all_rows_with_their_padding(kind, monkeypatch):
+    gradients, shapes = [], []
+    for as_one in (False, True):
+        trainer = build(value_model=kind, per_device_train_batch_size=16)
+        unsettle(trainer)
+        if as_one:
+            monkeypatch.setattr(type(trainer), "_parts", lambda *args: [None])
+        trainer.model.base_model.register_forward_pre_hook(
+            lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)),
+            with_kwargs=True,
+        )
+        gradients.append(accumulate(trainer, batches(trainer))[0].gradient)
+    *parts, (rows, columns) = shapes  # what the policy reads of the batch
+    assert len(parts) == 2 and sum(part[0] for part in parts) == rows == 16
+    assert min(part[1] for part in parts) < columns
+    assert float((gradients[0] - gradients[1]).norm() / gradients[1].norm()) < 1e-6
 
 
 def test_a_single_update_has_the_rollouts_values_without_another_forward(monkeypatch):

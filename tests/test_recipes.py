@@ -17,9 +17,10 @@ import transformers
 from conftest import cause
 from tqdm import tqdm
 
-from rlhf_trl import output
+from rlhf_trl import manifests, output
 from rlhf_trl.evaluation import report, standstill
 from rlhf_trl.rollouts.store import Rollouts, Store
+from rlhf_trl.run.claiming import claim
 from rlhf_trl.run.config import read_config
 from rlhf_trl.tiny import checkpoint_path
 
@@ -286,7 +287,7 @@ def test_going_back_to_an_earlier_checkpoint_sets_later_results_aside(run, refus
     assert there[Path("config.yaml")] == before[Path("config.yaml")]
     assert {"model", "checkpoint-2", "checkpoint-3"} <= {p.name for p in aside.iterdir()}
     # what is resumed next is of this course, not of the other
-    assert output.claim(str(folder), "auto") == str(folder / "checkpoint-1")
+    assert claim(str(folder), "auto") == str(folder / "checkpoint-1")
 
     new = tmp_path / "new"
     sentence = refused("grpo", "grpo", *WORSENING, *back, "--algorithm", "gspo", folder=new)
@@ -893,8 +894,8 @@ def test_a_moved_reference_is_resumed_under_zero(launch, tmp_path, stage):
         shutil.copytree(tmp_path / "whole" / "checkpoint-2", folder / "checkpoint-2")
         reference = tmp_path / "whole" / checkpoint / "synced_reference.pt"
         shutil.copy(reference, folder / "checkpoint-2")
-        manifest = output.read_manifest(folder / "checkpoint-2")
-        output.write_manifest(folder / "checkpoint-2", True, **manifest)
+        manifest = manifests.read_manifest(folder / "checkpoint-2")
+        manifests.write_manifest(folder / "checkpoint-2", True, **manifest)
         assert (start(folder, "--resume_from_checkpoint", "auto") == whole) == same
 
 

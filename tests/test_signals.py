@@ -14,7 +14,8 @@ from trl import GRPOTrainer
 from two_processes import on_processes
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.output import claim, whole_checkpoints
+from rlhf_trl.output import whole_checkpoints
+from rlhf_trl.run.claiming import claim
 from rlhf_trl.run.signals import COPIES
 
 ROOT = Path(__file__).parent.parent
@@ -157,7 +158,7 @@ def test_handlers_are_of_recipes_only_and_gone_afterwards():
 
 
 def test_a_folder_belongs_to_one_run_until_that_is_killed(tmp_path):
-    program = "from rlhf_trl import output; import sys, time; output.claim(sys.argv[1], None)"
+    program = "from rlhf_trl.run.claiming import claim; import sys, time; claim(sys.argv[1], None)"
     program += "; print('holds it', flush=True); time.sleep(60)"
     command = [sys.executable, "-c", program, str(tmp_path / "run")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

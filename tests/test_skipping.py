@@ -1,5 +1,6 @@
 """Completions without advantage are left out of the update, and prompts are read once: exactly."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -8,13 +9,14 @@ from peft import LoraConfig
 from policy_gradient_cases import build, checkpoint, drift
 from transformers import AutoModelForCausalLM
 
+from rlhf_trl import manifests
 from rlhf_trl.algorithms import formulation
 from rlhf_trl.compare.measure import accumulate, batches, flat_gradient
 from rlhf_trl.errors import InputError
 from rlhf_trl.rollouts import sharing
 from rlhf_trl.run import policy_gradients
 from rlhf_trl.run.stages import STAGES
-from rlhf_trl.trainers.skipping import cut, needs_all, rows_to_read
+from rlhf_trl.trainers.skipping import cut, needs_all, of_like_length, rows_to_read
 
 ON = {"skip_zero_advantage": True}
 SHARED = {"share_prompts": True}
@@ -118,6 +120,21 @@ def test_shared_prompts_are_used_and_leave_the_gradient():
     assert calls == [1] and difference < 3e-6
 
 
+@pytest.mark.promise
+def test_shared_prompts_are_no_further_from_float64_than_the_padded_batch():
+    """A permuted batch keeps the rounding of each row; packed, rows are rounded anew."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint(), dtype=torch.float64)
+    runs = {"exact": ({}, model), "padded": ({}, None), "shared": (SHARED, None)}
+    gradients = {
+        name: trained("grpo", fields, steps=1, model=start)[0][0].double()
+        for name, (fields, start) in runs.items()
+    }
+    exact = gradients.pop("exact")
+    apart = {name: float((g - exact).norm() / exact.norm()) for name, g in gradients.items()}
+    print(apart)
+    assert 0 < apart["shared"] < 1.5 * apart["padded"] < 1e-5
+
+
 def test_without_any_advantage_all_weights_have_a_gradient_of_zero():
     trainer = build("grpo", rewards=[wrong], reward_weights=[1.0], **ON)
     trainer.current_gradient_accumulation_steps = 1
@@ -160,6 +177,16 @@ def test_what_is_read_of_a_batch():
     assert part[0].tolist() == [[0, 1, 2, 3, 4], [12, 13, 14, 15, 16]] and part[2] == 2
     nothing = cut(ids, mask, 3, torch.tensor([1]))
     assert nothing[0].shape == (1, 4) and nothing[2] == 1
+
+
+def test_rows_are_read_in_two_parts_where_that_is_less():
+    lengths = [8, 1, 8, 2, 8, 1]
+    mask = torch.tensor([[1, 1] + [1] * length + [0] * (8 - length) for length in lengths])
+    parts = of_like_length(mask, 8)
+    assert [part.tolist() for part in parts] == [[1, 3, 5], [0, 2, 4]]
+    assert [part.tolist() for part in of_like_length(mask, 8, most=1)] == [[0, 1, 2, 3, 4, 5]]
+    for few in (mask[:1], mask[[0, 2, 4]]):  # nothing is gained
+        assert [part.tolist() for part in of_like_length(few, 8)] == [[*range(len(few))]]
 
 
 def test_packed_completions_have_the_log_probabilities_of_each_alone():
@@ -278,9 +305,32 @@ def test_the_first_line_says_whether_completions_are_skipped(stage, words, says)
     assert config.trl.skip_zero_advantage is says.startswith("skip_zero_advantage on")
 
 
+KINDS = {
+    "stock": ["--formulation", "trl"],
+    "off": ["--skip_zero_advantage", "false", "--read_prompts_once", "null"],
+    "on": ["--skip_zero_advantage", "true", "--share_prompts", "true"],
+}
+
+
+@pytest.mark.promise
+def test_whole_runs_end_within_the_spread_of_seeds(run, tmp_path):
+    """The demo from its start: what rounds otherwise samples other tokens, and learns as much."""
+    ends = {}
+    for kind, words in KINDS.items():
+        for seed in range(3):
+            options = [*words, "--seed", seed, "--eval_strategy", "no", "--eval_on_start", "false"]
+            folder, _ = run("grpo", "grpo", *options, folder=tmp_path / f"{kind}-{seed}")
+            summary = json.loads((folder / "summary.json").read_text())
+            ends.setdefault(kind, []).append(summary["after"]["eval_sampled_exact_match"])
+    print(ends)
+    spread = max(max(matches) - min(matches) for matches in ends.values())
+    means = [sum(matches) / len(matches) for matches in ends.values()]
+    assert min(means) > 0.7 and max(means) - min(means) <= spread
+
+
 def test_a_checkpoint_goes_on_as_it_was_made(monkeypatch):
     for manifest, says in (({}, "off (as in ckpt)"), ({"skip_zero_advantage": True}, "on")):
         config = loaded("grpo")
         config.trl.resume_from_checkpoint = "ckpt"
-        monkeypatch.setattr(policy_gradients.output, "read_manifest", lambda path, m=manifest: m)
+        monkeypatch.setattr(manifests, "read_manifest", lambda path, m=manifest: m)
         assert policy_gradients.skipping_note(config) == f"skip_zero_advantage {says}"

@@ -18,7 +18,7 @@ from policy_gradient_cases import build, is_right
 from store_cases import KINDS, check, record, rows_of
 from test_policy_gradient_features import with_result
 
-from rlhf_trl import output
+from rlhf_trl import manifests
 from rlhf_trl.errors import InputError
 from rlhf_trl.output import RECORD
 from rlhf_trl.rollouts.store import Rollouts, Store
@@ -178,7 +178,7 @@ def test_a_resumed_run_repeats_and_misses_nothing(run, iterations, monkeypatch, 
 
 
 def test_what_a_checkpoint_builds_on_is_written_before_it(run, monkeypatch):
-    found, thin, write = [], Store._thin, output.write_manifest
+    found, thin, write = [], Store._thin, manifests.write_manifest
 
     def slowly(store, connection):
         time.sleep(0.2)
@@ -189,7 +189,7 @@ def test_what_a_checkpoint_builds_on_is_written_before_it(run, monkeypatch):
         write(folder, *args, **kwargs)
 
     monkeypatch.setattr(Store, "_thin", slowly)
-    monkeypatch.setattr(output, "write_manifest", manifest)
+    monkeypatch.setattr(manifests, "write_manifest", manifest)
     run("grpo", "grpo", *SMALL, *SAVING, "--eval_strategy", "no")
     assert found == [{0, 1}, {0, 1, 2, 3}]
 

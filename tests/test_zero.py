@@ -37,7 +37,8 @@ def check(name, stages, folder):
             assert torch.equal(first["after"][key], second["after"][key]), key
         apart = float((change(first) - moved).norm() / moved.norm())
         print(f"{name}, stage {stage}: {apart:.1e}")
-        hold("zero", name, f"ZeRO-{stage}", apart)
+        if name != "skipping":  # the page has a line for each trainer
+            hold("zero", name, f"ZeRO-{stage}", apart)
         assert apart < APART.get(name, 2e-5)
 
 

@@ -18,6 +18,7 @@ import reward_model_cases as reward_models
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
+from policy_gradient_processes import right
 from trl import SFTConfig
 
 from rlhf_trl.algorithms import ALGORITHMS
@@ -30,7 +31,7 @@ from rlhf_trl.trainers.sft import BookSFTTrainer
 BATCH = 16  # completions, pairs or texts of an optimizer step, in two micro-batches
 STEPS = 2
 # by their gradients, which differ that much
-RATES = {"kto": 2.0, "prm": 0.002}
+RATES = {"kto": 2.0, "prm": 0.002, "skipping": 0.05}
 ALIGNMENT, REWARD_MODELS = ("dpo", "kto", "orpo"), ("reward", "orm", "prm")
 SHARED = ("ppo", "sft", *ALIGNMENT, *REWARD_MODELS)  # ZeRO-3, which shares out the weights, too
 STAGES = {"grpo": (1, 2, 3), **dict.fromkeys(SHARED, (3,)), "opd": (2,), "sdpo": (2,)}
@@ -62,6 +63,9 @@ def build(name, processes):
     }
     if name == "grpo":
         return policy.build(name, **config)
+    if name == "skipping":  # two processes leave out completions that one reads
+        config |= {"num_generations": 4, "skip_zero_advantage": processes > 1}
+        return policy.build("grpo", rewards=[right], reward_weights=[1.0], **config)
     if name in ("opd", "sdpo"):
         return distillation.build(name, *list(ALGORITHMS[name].formulations)[:1], **config)
     if name == "ppo":

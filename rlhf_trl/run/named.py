@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from rlhf_trl.data.examples import Examples
 from rlhf_trl.errors import InputError, reason_in_short
 from rlhf_trl.evaluation.side_by_side import Policy
+from rlhf_trl.manifests import weights_fault
 from rlhf_trl.models import ADAPTER, EMBEDDED, UNTRAINED
-from rlhf_trl.output import numbered, weights_fault
+from rlhf_trl.output import numbered
 from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.folders import home

@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from rlhf_trl import output
+from rlhf_trl import manifests
 from rlhf_trl.run.config_files import value_at
 from rlhf_trl.run.folders import model_folder
 from rlhf_trl.run.stages import STAGES
@@ -100,6 +100,6 @@ def made_from(args: Any) -> list[dict[str, str]]:
     """
     origins: list[dict[str, str]] = []
     if args.resume_from_checkpoint is not None:  # an earlier version wrote none
-        origins = output.read_manifest(args.resume_from_checkpoint).get("made_from", [])
+        origins = manifests.read_manifest(args.resume_from_checkpoint).get("made_from", [])
     new = [origin for origin in _readings.pop(args.output_dir).result() if origin not in origins]
     return origins + new

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from rlhf_trl import output
 from rlhf_trl.algorithms import nearest_row
 from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.examples import Examples
@@ -94,8 +93,11 @@ def skipping_note(loaded: Loaded[Any, Any]) -> str:
     # refuses the setting where it is true and not exact
     reason = needs_all(loaded.row.row, args, configs_of(loaded.model, args))
     if args.skip_zero_advantage is None:
-        if checkpoint and not output.read_manifest(checkpoint).get("skip_zero_advantage"):
-            reason = f"as in {checkpoint}"
+        if checkpoint is not None:
+            from rlhf_trl import manifests
+
+            if not manifests.read_manifest(checkpoint).get("skip_zero_advantage"):
+                reason = f"as in {checkpoint}"
         args.skip_zero_advantage = reason is None
         if reason:
             return f"skip_zero_advantage off ({reason})"

@@ -1,11 +1,13 @@
 """Going on from a checkpoint: what must not have changed since, and what is written anew."""
 
 import json
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhf_trl import output
+from rlhf_trl import manifests, output
 from rlhf_trl.errors import InputError
 from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.config_files import read_config
@@ -39,14 +41,14 @@ LENGTH = {"max_steps", "num_train_epochs"}  # how long a run is: a finished one 
 
 def check_resume(loaded: Loaded[Any, Any], checkpoint: str) -> None:
     """Refuse to go on where the run would not be the same one; say what else changed."""
-    args, step = loaded.trl, output.step_of(checkpoint)
+    args, step = loaded.trl, manifests.step_of(checkpoint)
     if 0 < args.max_steps < step:
         raise InputError(
             f"resume_from_checkpoint: {checkpoint} is at step {step} of max_steps "
             f"{args.max_steps}, so there is nothing left to train; raise max_steps to go on."
         )
     print(f"resuming from {checkpoint}", flush=True)
-    manifest = output.read_manifest(checkpoint)
+    manifest = manifests.read_manifest(checkpoint)
     meant_to_change = loaded.own.resume_changed
     # by key, its value before and now; what an older manifest does not hold counts as unchanged
     changed = changed_fields(loaded, manifest.get("given", loaded.given))
@@ -97,7 +99,7 @@ def steps_left(loaded: Loaded[Any, Any], checkpoint: str | None) -> bool:
         return state["global_step"] < args.max_steps
     # num_train_epochs decides: the checkpoint has the number of steps that it came to then, and
     # another one now may come to more
-    before = output.read_manifest(checkpoint).get("given", loaded.given)
+    before = manifests.read_manifest(checkpoint).get("given", loaded.given)
     longer = changed_fields(loaded, before).keys() & LENGTH
     return state["global_step"] < state["max_steps"] or bool(longer)
 
@@ -105,7 +107,7 @@ def steps_left(loaded: Loaded[Any, Any], checkpoint: str | None) -> bool:
 def check_template(loaded: Loaded[Any, Any], digest: str) -> None:
     """Refuse a checkpoint that was trained with another chat template than that of this hash."""
     checkpoint = loaded.trl.resume_from_checkpoint
-    before = output.read_manifest(checkpoint).get("chat_template", digest)
+    before = manifests.read_manifest(checkpoint).get("chat_template", digest)
     if before != digest and "chat_template_path" not in loaded.own.resume_changed:
         raise InputError(
             f"resume_from_checkpoint: the chat template is not that of {checkpoint}; restore it, "
@@ -117,7 +119,7 @@ def check_template(loaded: Loaded[Any, Any], digest: str) -> None:
 def check_rows(loaded: Loaded[Any, Any], checksums: Mapping[str, int]) -> None:
     """Refuse a checkpoint that was made with other examples than those of these checksums."""
     checkpoint = loaded.trl.resume_from_checkpoint
-    before = output.read_manifest(checkpoint).get("rows", checksums)
+    before = manifests.read_manifest(checkpoint).get("rows", checksums)
     changed = " and ".join(side for side in checksums if checksums[side] != before.get(side))
     if changed and "dataset" not in loaded.own.resume_changed:
         raise InputError(
@@ -137,8 +139,45 @@ def keep_config(loaded: Loaded[Any, Any], folder: Path) -> None:
     """Set aside what was written after the checkpoint; keep what the run is given from there on."""
     config, checkpoint = folder / "config.yaml", loaded.trl.resume_from_checkpoint
     if steps_left(loaded, checkpoint):
-        output.set_aside(folder, output.step_of(checkpoint))
+        set_aside(folder, manifests.step_of(checkpoint))
     if not config.exists():
         loaded.save(config)
     elif changed_fields(loaded, read_config(config)):
-        loaded.save(folder / f"config-from-step-{output.step_of(checkpoint)}.yaml")
+        loaded.save(folder / f"config-from-step-{manifests.step_of(checkpoint)}.yaml")
+
+
+def set_aside(folder: Path, step: int) -> None:
+    """Move what a run wrote after `step`, from which it resumes now, to its folder `earlier-N`.
+
+    Then old results and later checkpoints are not mistaken for those of the resumed run.
+    """
+    later = _written_after(folder, step)
+    if not later:
+        return
+    went_back = any((path / output.MANIFEST).exists() for path in later)  # to an older checkpoint
+    aside = folder / f"earlier-{max(output.numbered(folder, 'earlier-'), default=0) + 1}"
+    for path in later:
+        target = aside / path.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, target)
+    to_copy = [folder / "config.yaml"]
+    # Resuming deletes rollouts after `step` from the record. They are a few after a kill, and are
+    # made again; but they may be many if the user went back: then a copy keeps them.
+    if went_back:
+        to_copy += folder.glob(f"{output.RECORD}*")
+    for path in to_copy:
+        if path.exists():
+            shutil.copy(path, aside)
+    print(f"what this run left after step {step} before is now in {aside}", flush=True)
+
+
+def _written_after(folder: Path, step: int) -> list[Path]:
+    """Return what a run wrote after a step, and at its end."""
+    later = []
+    for prefix in output.BY_STEP.split():
+        for number, path in output.numbered(folder, prefix).items():
+            # config-from-step-N.yaml is written after step N, everything else numbered N before
+            if number > step or (number == step and path.suffix == ".yaml"):
+                later.append(path)
+    at_end = [folder / name for name in output.AT_END.split()]
+    return later + [path for path in at_end if path.exists()]

@@ -119,11 +119,12 @@ def begin(
     `name` says what is trained, and `note` is one more sentence to print; `detail` returns what the
     first line ends with, once it is known where the run starts.
     """
+    from rlhf_trl.run.claiming import claim
     from rlhf_trl.run.origins import begin_reading, find_models
 
     find_models(loaded)  # puts the folder of a reward model or teacher in place of the run's name
     if loaded.trl is None:  # the recipe trains nothing
-        output.claim(loaded.own.output_dir, None)
+        claim(loaded.own.output_dir, None)
         print(name, flush=True)
         loaded.save(Path(loaded.own.output_dir, "config.yaml"))
         return
@@ -191,16 +192,19 @@ def _check_settings(args: Any) -> None:
 
 def _start_of(loaded: Loaded[Any, Any]) -> _Start:
     """Claim the output folder, and find out from what it holds where the run starts."""
+    from rlhf_trl.run.claiming import claim
+
     args, folder = loaded.trl, Path(loaded.trl.output_dir)
     start = _Start()
     try:
-        start.checkpoint = output.claim(str(folder), args.resume_from_checkpoint)
+        start.checkpoint = claim(str(folder), args.resume_from_checkpoint)
         if start.checkpoint is not None:
+            from rlhf_trl.manifests import step_of
             from rlhf_trl.run.resuming import check_resume, is_evaluated
 
             check_resume(loaded, start.checkpoint)
             evaluations = output.numbered(folder, "evaluations/step-")  # their files, by step
-            start.is_evaluated = is_evaluated(args, output.step_of(start.checkpoint), evaluations)
+            start.is_evaluated = is_evaluated(args, step_of(start.checkpoint), evaluations)
         if output.finished(folder):
             from rlhf_trl.run.resuming import steps_left
 
@@ -470,13 +474,13 @@ def _open_record(trainer: Any, loaded: Loaded[Any, Any], data: Examples, name: s
 
 def _write_config(loaded: Loaded[Any, Any], folder: Path) -> None:
     """Write the config into the run's folder; move away what an earlier run left behind there."""
+    from rlhf_trl.run import resuming
+
     if loaded.trl.resume_from_checkpoint is None:
-        output.set_aside(folder, 0)
+        resuming.set_aside(folder, 0)
         loaded.save(folder / "config.yaml")
     else:
-        from rlhf_trl.run.resuming import keep_config
-
-        keep_config(loaded, folder)
+        resuming.keep_config(loaded, folder)
 
 
 def _train(trainer: Any) -> tuple[int, dict[str, float]]:

@@ -28,7 +28,7 @@ from rlhf_trl.policies import load_language_model
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.trainers.on_trl import Batch, with_signature_of
 from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer, loss_mask
-from rlhf_trl.trainers.value_model import check_vocabulary
+from rlhf_trl.value_models import check_vocabulary
 
 MOVED = "teacher.pt"  # in checkpoints, where the teacher follows the student
 HINT = "{demonstration}"

@@ -535,6 +535,13 @@ def _check(row: PolicyGradient, args: Any) -> None:
         raise InputError(
             f"num_generations is 1, but {row.label} compares completions; write 2 or more."
         )
+    order = args.train_sampling_strategy
+    if order != "random" and not row.label.endswith("(trl)"):  # stock GRPOTrainer ignores it
+        raise FieldError(
+            "train_sampling_strategy",
+            f"is {order}, which GRPOTrainer does not read; remove it (shuffle_dataset: false keeps "
+            "the rows in order)",
+        )
     if "soft_punish_cache" in row.trainer_reads:
         cache, limit = args.soft_punish_cache, args.max_completion_length
         if not 1 <= cache <= limit:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.optim.lr_scheduler import LambdaLR
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
@@ -29,6 +30,8 @@ from rlhf_trl.trainers.policy_gradient import (
     mean_advantages,
     whole,
 )
+from rlhf_trl.trainers.skipping import cut, of_like_length
+from rlhf_trl.value_models import value_classifier
 
 
 @dataclass
@@ -140,7 +143,7 @@ class BookPPOTrainer(RecordedLater, BookGRPOTrainer):
         starts_from_policy = not args.value_model_name_or_path
         if "revision" in of_policy and starts_from_policy:
             options["revision"] = of_policy["revision"]
-        loaded = value_model.load(source, policy, self.processing_class, **options)
+        loaded = value_classifier(source, policy, self.processing_class, **options)
         return loaded.to(self.args.device) if self.place_model_on_device else loaded
 
     def _complete_optimizer(self) -> None:
@@ -155,21 +158,45 @@ class BookPPOTrainer(RecordedLater, BookGRPOTrainer):
         group = {"params": list(self._policy.value_model.parameters())}
         self.optimizer.add_param_group(group if lr is None else {**group, "lr": lr})
 
-    # Extends BookGRPOTrainer's: asks the same forward for the values.
+    # Extends BookGRPOTrainer's: asks the same forward for the values, and reads less padding.
     @override
-    def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+    ):
+        read = super()._get_per_token_logps_and_entropies
+        whole = input_ids, attention_mask, logits_to_keep
         if not self._with_values:
-            return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
-        values = []  # TRL may score the batch in parts
+            return read(model, *whole, *args, **kwargs)
+        values: list[Tensor] = []
 
         def score(**inputs):
             output = model(**inputs, with_values=True)
             values.append(output.state_values)
             return output
 
-        result = super()._get_per_token_logps_and_entropies(score, *args, **kwargs)
-        self._logps, self._values = result[0], _before_tokens(torch.cat(values), result[0])
-        return result
+        results = []
+        parts = self._parts(attention_mask, logits_to_keep, kwargs)
+        for rows in parts:
+            part = whole if rows is None else cut(*whole, rows)
+            logps, entropies, aux_loss = read(score, *part, *args, **kwargs)
+            scores = logps, entropies, values.pop()[:, -part[2] :]
+            results.append([pad(score, (0, logits_to_keep - part[2])) for score in scores])
+        logps, entropies, self._values = map(torch.cat, zip(*results, strict=True))
+        if len(parts) > 1:
+            order = torch.cat(parts).argsort()
+            logps, entropies, self._values = logps[order], entropies[order], self._values[order]
+        self._logps = logps
+        self._scored = logps, entropies, aux_loss
+        return self._scored
+
+    def _parts(self, attention_mask: Tensor, logits_to_keep: int, images: Batch) -> list[Any]:
+        """Return the rows that are read together, without the padding at their end; None: all."""
+        # a tensor belongs to images, of which a completion has any number
+        if self.aux_loss_enabled or any(map(torch.is_tensor, images.values())):
+            return [None]
+        # other processes wait for each forward, and may have another number of them
+        most = 2 if self.accelerator.num_processes == 1 else 1
+        return of_like_length(attention_mask, logits_to_keep, most)
 
     # Extends BookGRPOTrainer's: the forward of the loss, and no other, gives values as well.
     @override
@@ -202,7 +229,7 @@ class BookPPOTrainer(RecordedLater, BookGRPOTrainer):
                 self.model(input_ids=part, attention_mask=mask, only_values=True)
                 for part, mask in batches
             ]
-        return _before_tokens(torch.cat(values), output["completion_ids"])
+        return torch.cat(values)[:, -output["completion_ids"].shape[1] :]
 
     def _advantages(self, output: Batch, rewards: Tensor, training: bool) -> Tensor:
         """Return (B, T) advantages of this process; add old values and returns to the output.
@@ -364,8 +391,3 @@ class BookPPOTrainer(RecordedLater, BookGRPOTrainer):
             super()._load_best_model()
         folder = os.path.join(self.state.best_model_checkpoint, value_model.NAME)
         value_model.restore(folder, self._policy)
-
-
-def _before_tokens(state_values: Tensor, completions: Tensor) -> Tensor:
-    """Cut (B, L) values after each token down to (B, T) values before each completion token."""
-    return state_values[:, :-1][:, -completions.shape[1] :]

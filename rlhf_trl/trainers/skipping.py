@@ -161,3 +161,18 @@ def cut(
     longest = int(attention_mask[:, -logits_to_keep:].sum(1).max().clamp(min=1))
     end = input_ids.shape[1] - logits_to_keep + longest
     return input_ids[rows, :end], attention_mask[:, :end], longest
+
+
+def of_like_length(attention_mask: Tensor, logits_to_keep: int, most: int = 2) -> list[Tensor]:
+    """Return the numbers of all rows, in at most so many parts (1 or 2), short rows first.
+
+    There are two where `cut` then leaves at least 5 % fewer tokens to read than of one.
+    """
+    lengths, rows = attention_mask[:, -logits_to_keep:].sum(1).sort()
+    widths = lengths + attention_mask.shape[1] - logits_to_keep  # of a part that ends with the row
+    ends = torch.arange(1, len(rows), device=rows.device)  # of the first part
+    tokens = ends * widths[:-1] + (len(rows) - ends) * widths[-1]
+    if most == 1 or not len(tokens) or tokens.min() > 0.95 * len(rows) * widths[-1]:
+        return [rows.sort()[0]]
+    end = int(tokens.argmin()) + 1
+    return [rows[:end].sort()[0], rows[end:].sort()[0]]
