@@ -27,7 +27,6 @@ NEVER = {
     "manifests",
     "on_deepspeed",
     "policies",
-    "reference_cache",
     "rewards.by_path",
     "rewards.faults",
     "rewards.from_model",
