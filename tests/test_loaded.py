@@ -53,6 +53,7 @@ NEVER = {
     "run.resuming",
     "run.tied_weights",
     "synced_reference",
+    "trainers.reference_cache",
 }
 GRPO = {"algorithms.policy_gradients", "losses.policy_gradients", "run.policy_gradients"}
 DPO = {"algorithms.direct_alignment", "losses.preferences", "run.preferences"}
