@@ -80,6 +80,7 @@ def test_a_resumed_run_counts_and_times_all_of_its_steps(run, tmp_path, caplog, 
 
 def test_only_tied_weights_may_be_missing_in_silence(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    caplog.set_level(logging.WARNING, "transformers")
     model = SimpleNamespace(all_tied_weights_keys={"lm_head.weight": "embed.weight"})
     logger = logging.getLogger("transformers.trainer")
     start = "There were missing keys in the checkpoint model loaded: "

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import transformers
+from planted import KWARGS, ON_ONE, ON_TWO
 
 from rlhf_trl.compare import drift, sources
 from rlhf_trl.compare.sources import Module
@@ -14,16 +15,11 @@ from rlhf_trl.compare.tracing import Trace
 SHIPPED = sources.shipped()
 
 TRAINER = "transformers.trainer"
-KWARGS = '**example.get("chat_template_kwargs", {})'
 REFERENCE = 'model.add_adapter("ref", default_config)'
 FAULTS = [
-    # module, what changes there, old, new
-    (
-        "trl.trainer.sft_trainer",
-        "SFTTrainer.compute_loss",
-        'inputs["labels"], shift_labels=True, **kwargs)',
-        'inputs["labels"], shift_labels=True)',
-    ),
+    # module, what changes there, old, new: the runs show these, and not those after them
+    *(fault[1:] for name, fault in {**ON_ONE, **ON_TWO}.items() if name != "resumed schedule"),
+    (TRAINER, "Trainer._load_optimizer_and_scheduler", "self.lr_scheduler.load_state_dict", "str"),
     ("trl.trainer.dpo_trainer", "DPOTrainer.__init__", REFERENCE, "pass"),
     ("trl.trainer.kto_trainer", "KTOTrainer.__init__", REFERENCE, "pass"),
     ("trl.trainer.grpo_trainer", "GRPOTrainer.__init__", REFERENCE, "pass"),
@@ -36,31 +32,10 @@ FAULTS = [
     ),
     (
         "trl.trainer.dpo_trainer",
-        "DPOTrainer._compute_loss",
-        "zip(self.loss_types, self.loss_weights, strict=True)",
-        "((name, 1.0) for name in self.loss_types)",
-    ),
-    (
-        "trl.trainer.grpo_trainer",
-        "GRPOTrainer.get_high_entropy_mask",
-        "torch.quantile(gathered, threshold)",
-        "torch.quantile(gathered, 1 - threshold)",
-    ),
-    (
-        "trl.trainer.dpo_trainer",
         "DPOTrainer._precompute_ref_logps",
         "Hasher.hash((dataset._fingerprint, model_hash))",
         "Hasher.hash(dataset._fingerprint)",
     ),
-    (
-        "trl.trainer.kto_trainer",
-        "KTOTrainer._compute_loss",
-        "self.accelerator.gather_for_metrics(kl).mean().clamp(min=0)",
-        "self.accelerator.gather_for_metrics(kl.clamp(min=0)).mean()",
-    ),
-    ("trl.trainer.sft_trainer", "SFTTrainer._prepare_dataset", KWARGS, "**{}"),
-    ("trl.trainer.dpo_trainer", "DPOTrainer._prepare_dataset", KWARGS, "**{}"),
-    ("trl.trainer.kto_trainer", "KTOTrainer._prepare_dataset", KWARGS, "**{}"),
     ("trl.trainer.reward_trainer", "RewardTrainer._prepare_dataset", KWARGS, "**{}"),
     (
         "trl.trainer.grpo_trainer",
@@ -68,41 +43,6 @@ FAULTS = [
         "+= [0] * tool_length",
         "+= [1] * tool_length",
     ),
-    (
-        "transformers.optimization",
-        "_get_linear_schedule_with_warmup_lr_lambda",
-        "float(max(1, num_warmup_steps))",
-        "float(max(1, num_warmup_steps + 1))",
-    ),
-    (TRAINER, "Trainer.get_decay_parameter_names", 'r"bias", ', ""),
-    (
-        "accelerate.data_loader",
-        "SeedableRandomSampler.__iter__",
-        "seed = self.epoch + self.initial_seed",
-        "seed = self.initial_seed",
-    ),
-    (TRAINER, "Trainer.evaluation_loop", "losses.mean().item()", "losses.sum().item()"),
-    (
-        "accelerate.accelerator",
-        "Accelerator.gather_for_metrics",
-        "return tensor[: self.gradient_state.remainder]",
-        "return tensor",
-    ),
-    (TRAINER, "Trainer._load_optimizer_and_scheduler", "self.lr_scheduler.load_state_dict", "str"),
-    (TRAINER, "Trainer._get_learning_rate", "self.lr_scheduler.get_last_lr()[0]", "0.0"),
-    (
-        "trl.trainer.dpo_trainer",
-        "DPOTrainer._compute_loss",
-        "(chosen_rewards > rejected_rewards)",
-        "(chosen_rewards >= rejected_rewards)",
-    ),
-    (
-        "trl.trainer.grpo_trainer",
-        "GRPOTrainer._compute_loss",
-        "(coef_1 < 1 - self.epsilon_low) & (advantages < 0)",
-        "(coef_1 < 1 - self.epsilon_low)",
-    ),
-    (TRAINER, "Trainer._run_epoch", "torch.isnan(tr_loss_step) or ", ""),
     # no function: a field's default, a constant, a class's attribute
     (
         "trl.trainer.dpo_config",

@@ -43,7 +43,6 @@ COMMON: dict[str, Any] = {
     "bf16": False,
     "gradient_checkpointing": False,
     "disable_tqdm": True,
-    "log_level": "error",
     "model_init_kwargs": {"dtype": "float32"},
 }
 """The fields of all runs."""
