@@ -1,4 +1,4 @@
-"""Faults planted in the libraries, which the recorded runs have to show."""
+"""Faults planted in the libraries, which recorded runs or losses have to show."""
 
 import inspect
 import re
@@ -126,6 +126,39 @@ ON_TWO = {
         "self.accelerator.gather_for_metrics(kl.clamp(min=0)).mean()",
     ),
 }
+COPY = "ref_param.data.copy_(param.data)"
+ON_LOSSES = {
+    f"{name}'s continued adapter": (
+        f"{name}Trainer",
+        f"trl.trainer.{name.lower()}_trainer",
+        f"{name}Trainer.__init__",
+        COPY,
+        "pass",
+    )
+    for name in ("DPO", "KTO", "GRPO", "RLOO")
+} | {
+    "Granite's logits_scaling": (
+        "DistillationTrainer",
+        "trl.trainer.distillation_trainer",
+        "DistillationTrainer._compute_loss",
+        "else 1 / logits_scaling",
+        "else logits_scaling",
+    ),
+    "what a tool said": (
+        "GRPOTrainer",
+        "trl.trainer.grpo_trainer",
+        "GRPOTrainer._tool_call_loop",
+        "+= [0] * tool_length",
+        "+= [1] * tool_length",
+    ),
+    "kwargs of the reward model's template": (
+        "RewardTrainer",
+        "trl.trainer.reward_trainer",
+        "RewardTrainer._prepare_dataset",
+        KWARGS,
+        "**{}",
+    ),
+}
 
 
 @contextmanager
@@ -137,10 +170,9 @@ def planted(module_name, function_name, old, new):
     source = textwrap.dedent(inspect.getsource(vars(owner)[name]))
     assert old in source, f"{old!r} is not in {function_name}"
     source = source.replace(old, new, 1)
-    space = vars(module) if not owner_name else {**vars(module), "__class__": owner}
     source = re.sub(r"super\(\)", f"super({owner_name}, self)", source)
     made = {}
-    exec(compile(source, f"<planted {name}>", "exec"), space, made)
+    exec(compile(source, f"<planted {name}>", "exec"), vars(module), made)
     with patch.object(owner, name, made[name]):
         yield
 

@@ -298,6 +298,10 @@ def build_trainer(
     # rewards. So it is the one in which DistillationTrainer has to mask a tool's tokens.
     completion = policy.completion(batch.ragged)
     measure.fix_completions(built, completion, tools=batch.reward_model)
+    if batch.reward_model and config.__name__ == "DistillationConfig":
+        # so is it for models whose config scales their logits, as Granite's
+        built.model.config.logits_scaling = 1.25
+        built.teacher_model.config.logits_scaling = 0.8
     return built
 
 

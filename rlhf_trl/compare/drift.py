@@ -3,7 +3,7 @@
 import inspect
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
@@ -115,6 +115,7 @@ def compare(recorded: Surface, installed: Surface) -> list[Moved]:
         *_moved_signatures(recorded["signatures"], installed["signatures"], gone_families),
         *_moved_defaults(recorded["defaults"], installed["defaults"], gone_families),
         *_moved_losses(recorded["losses"], installed["losses"], gone_families),
+        *_moved_metrics(recorded["metrics"], installed["metrics"]),
         *_moved_runs(RUNS, recorded, installed, gone_families),
         *_moved_runs(RUNS_OF_TWO, recorded, installed, gone_families),
         *_moved_fields(recorded["fields"], installed["fields"]),
@@ -201,6 +202,29 @@ def _moved_losses(
         # a loss that cannot be computed concerns everybody who uses the trainer: "homes" lists them
         concerned = _concerns("homes", trainer)
         yield Moved(what, recorded="can be computed", found=why, since=None, concerns=concerned)
+
+
+def _moved_metrics(recorded: Facts, installed: Facts) -> Iterator[Moved]:
+    """Yield each metric of a trainer that is logged otherwise, with the first case that shows it.
+
+    Args:
+        recorded: by case, the metrics that are logged after its loss.
+        installed: the same of the installed TRL, without the cases that cannot be computed.
+    """
+    first_moves: dict[tuple[str, str], tuple[str, Any, Any]] = {}  # by trainer and metric
+    counts: Counter[tuple[str, str]] = Counter()
+    for case in filter(installed.__contains__, recorded):  # in their order
+        for name, old in recorded[case].items():
+            new = installed[case].get(name, "absent")
+            if _same(old, new, least=1.0):  # means of what cancels, as margins, round like 1
+                continue
+            trainer, _, settings_of_case = case.partition(" ")
+            counts[trainer, name] += 1
+            first_moves.setdefault((trainer, name), (settings_of_case, old, new))
+    for (trainer, name), (case, old, new) in first_moves.items():
+        count = counts[trainer, name]
+        others = f" and {count - 1} more" if count > 1 else ""
+        yield _moved("metrics", f"{trainer} metric {name}, {case}{others}", old, new)
 
 
 def _moved_runs(

@@ -232,33 +232,36 @@ def book(side: Book, window: Window) -> Measurement:
 
 
 def stock(side: Stock, window: Window, double: bool = False) -> Measurement:
-    """Build the trainer of a stock side for a window, and measure it.
+    """Compute a stock side's loss and gradient on a window.
 
     `double` computes in float64, for those trainers of pairs that can, `pairs.DOUBLE`.
     """
+    trainer = built(side, window)
+    if isinstance(window, PairWindow):
+        measured = window.stock(trainer, double)
+    else:
+        measured = window.stock(trainer)
+    return measured.loss, measured.gradient
+
+
+def built(side: Stock, window: Window) -> Any:
+    """Build the trainer of a stock side for a window."""
     trainer_class, config = side.classes or pairs.trainer_classes(side.trainer)
     fields = dict(side.config)
     batch = window.batch
     arguments = side.trainer_arguments
     if isinstance(window, PairWindow):
-        trainer = pairs.build_trainer(
-            trainer_class, config, fields, batch, side.columns, **arguments
-        )
-        measured = window.stock(trainer, double)
-    elif isinstance(window, DistillationWindow):
-        trainer = distillation.build_trainer(trainer_class, config, fields, batch, **arguments)
-        measured = window.stock(trainer)
-    else:
-        # A side's fields override those of the window. The two that a batch may be about, the KL
-        # and the scale of the rewards, must be the batch's all the same: they are set here.
-        if batch.beta:
-            fields["beta"] = batch.beta
-        if "reward_weights" in fields:
-            weights = fields["reward_weights"]
-            fields["reward_weights"] = [weight * batch.reward_scale for weight in weights]
-        trainer = build_trainer(trainer_class, config, fields, batch, **arguments)
-        measured = window.stock(trainer)
-    return measured.loss, measured.gradient
+        return pairs.build_trainer(trainer_class, config, fields, batch, side.columns, **arguments)
+    if isinstance(window, DistillationWindow):
+        return distillation.build_trainer(trainer_class, config, fields, batch, **arguments)
+    # A side's fields override those of the window. The two that a batch may be about, the KL and
+    # the scale of the rewards, must be the batch's all the same: they are set here.
+    if batch.beta:
+        fields["beta"] = batch.beta
+    if "reward_weights" in fields:
+        weights = fields["reward_weights"]
+        fields["reward_weights"] = [weight * batch.reward_scale for weight in weights]
+    return build_trainer(trainer_class, config, fields, batch, **arguments)
 
 
 def changed(side: Book, window: Window, steps: list[Identity]) -> Tensor:

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.nn import Module
+from transformers import Trainer
 
 from rlhf_trl.algorithms import Formulation, formulation
 from rlhf_trl.errors import InputError
@@ -385,6 +386,32 @@ def accumulate(trainer: Any, source: Iterator[Any], count: int = 0) -> tuple[Mea
     measured = Measured(sum(map(float, losses)), flat_gradient(model))
     model.zero_grad()
     return measured, prepared
+
+
+def logged_metrics(trainer: Any) -> dict[str, float | None]:
+    """Return the metrics that a trainer has gathered, as its `log` hands them on.
+
+    Those that depend on the machine are left out. One without a value, NaN or None, is None.
+    """
+    logged: dict[str, Any] = {}
+
+    def keep(_: Any, logs: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        logged.update(logs)
+
+    # what transformers does with the metrics of a trainer, such as printing them, is not needed
+    with patch.object(Trainer, "log", keep):
+        trainer.log({"loss": 0.0})  # logs of a training step have one; trainers look for it
+    del logged["loss"]
+    metrics: dict[str, float | None] = {}
+    for name, value in logged.items():
+        if not any(part in name for part in UNSTABLE):
+            has_value = value is not None and not math.isnan(value)
+            metrics[name] = float(f"{value:.6g}") if has_value else None
+    return metrics
+
+
+UNSTABLE = ("runtime", "per_second", "time", "flos")
+"""What is in the names of metrics that depend on the machine."""
 
 
 def check_same(trainer: Any, seen: Sequence[Batch], fixed: Sequence[Batch], key: str) -> None:

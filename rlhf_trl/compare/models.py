@@ -154,9 +154,10 @@ def quick_and_quiet() -> Iterator[None]:
 def at_scale() -> Iterator[None]:
     """Let TRL compute as on a large machine, on paths that a small run does not take.
 
-    TRL believes itself to be the second of two processes; the first one's numbers are twice this
-    one's. Where a vocabulary is large, TRL multiplies by the head part by part; here the parts are
-    so small that it does so with this model, too.
+    TRL believes itself to be the second of two processes; of the first one's numbers, counts are
+    twice this one's, and all others have the other sign, too. Where a vocabulary is large, TRL
+    multiplies by the head part by part; here the parts are so small that it does so with this
+    model, too.
     """
     with ExitStack() as stack:
         for patched in (*_two_processes(), *_small_parts()):
@@ -173,8 +174,8 @@ def _two_processes() -> Iterator[Any]:
     from accelerate import Accelerator, utils
 
     def gather_both(own: Tensor) -> Tensor:
-        """Gather from both processes; the first one's numbers are twice this one's."""
-        first = own + own
+        """Gather from both processes, the first one's numbers as `at_scale` says."""
+        first = -2 * own if own.is_floating_point() else own + own
         return torch.cat([first, own]) if own.dim() else torch.stack([first, own])
 
     replacements = {
@@ -295,11 +296,23 @@ def adapter() -> dict[str, Any]:
     return {"model": model, "peft_config": config}
 
 
+def continued_adapter() -> dict[str, Any]:
+    """Return the arguments with which a trainer goes on with an adapter, its own reference."""
+    from peft import get_peft_model
+
+    arguments = adapter()
+    return {"model": get_peft_model(arguments["model"], arguments["peft_config"])}
+
+
 def take(model: Module, weights: Mapping[str, Tensor]) -> None:
-    """Load the weights of a policy into a model; an adapter is moved by noise instead."""
+    """Load the weights of a policy into a model; an adapter is moved by noise instead.
+
+    The copy of an adapter that TRL keeps as the reference, "ref", stays where it is.
+    """
     has_adapter = hasattr(model, "peft_config")
     if has_adapter:
-        own = {name: tensor for name, tensor in model.state_dict().items() if "lora_" in name}
+        parts = model.state_dict().items()
+        own = {name: x for name, x in parts if "lora_" in name and ".ref." not in name}
         weights = drifted(own, 0.3, seed=1)
     model.load_state_dict(weights, strict=not has_adapter)
 

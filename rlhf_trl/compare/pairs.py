@@ -251,7 +251,7 @@ def _fixed_examples(
     if "implicit" in columns:
         return _without_prompts(trainer, pairs)
     if trainer == "SFTTrainer":
-        return [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in pairs]
+        return [_with_completion(pair, "chosen") for pair in pairs]
     if trainer == "KTOTrainer":
         # the irregular batches have uneven lengths and uneven labels, the others have neither
         return _labeled(pairs, _UNEVEN_LABELS if batch.ragged else _EVEN_LABELS)
@@ -292,13 +292,15 @@ def _labeled(pairs: Sequence[Mapping[str, Any]], pattern: Sequence[int]) -> list
     The pattern, which repeats, has 1 for the chosen completion and 0 for the rejected one.
     """
     return [
-        {
-            "prompt": pair["prompt"],
-            "completion": pair["chosen"] if label else pair["rejected"],
-            "label": label == 1,
-        }
+        _with_completion(pair, "chosen" if label else "rejected") | {"label": label == 1}
         for pair, label in zip(pairs, cycle(pattern), strict=False)
     ]
+
+
+def _with_completion(pair: Mapping[str, Any], side: str) -> dict[str, Any]:
+    """Return one completion of a pair, "chosen" or "rejected", as an example of its own."""
+    shared = {name: pair[name] for name in ("prompt", _TEMPLATE_VALUES) if name in pair}
+    return shared | {"completion": pair[side]}
 
 
 def made_kind(trainer_arguments: Mapping[str, Any]) -> str:
@@ -408,7 +410,8 @@ def _in_format(text_format: str, number: int, pair: dict[str, Any]) -> dict[str,
     Args:
         text_format: one of _FORMATS.
             "implicit": each answer begins with the prompt, which has no column of its own.
-            "chat": prompt and answers are messages; the prompt has three turns.
+            "chat": prompt and answers are messages; the prompt has three turns. A further column
+            gives the chat template another first token for each pair.
             "ended": texts that are hard to tokenize. The prompt ends with "<", and the answers
             begin with "think>": "<think>" would be a single token. Padding tokens stand in the
             answers, and end tokens in a third of them.
@@ -427,6 +430,7 @@ def _in_format(text_format: str, number: int, pair: dict[str, Any]) -> dict[str,
             "prompt": [*turns, _message("user", prompt[2:])],
             "chosen": [_message("assistant", chosen)],
             "rejected": [_message("assistant", rejected)],
+            _TEMPLATE_VALUES: {"bos_token": prompt[0]},
         }
     return pair | {
         "prompt": f"{prompt}<",
@@ -446,6 +450,9 @@ def _hard_to_tokenize(answer: str, has_end: bool) -> str:
 
 
 _FORMATS = ("chat", "ended", "implicit")
+
+_TEMPLATE_VALUES = "chat_template_kwargs"
+"""A column that TRL knows: variables of the chat template, by name."""
 
 
 def build_trainer(
@@ -497,6 +504,8 @@ def _window_arguments(
         arguments.setdefault("ref_model", reference)
     if batch.name == "adapter":
         arguments |= models.adapter()
+    if batch.name == "continued":
+        arguments |= models.continued_adapter()
     # a tokenizer that puts BOS before a text; not for chats, whose template does so
     if {"ended", "implicit"}.intersection(columns):
         arguments["processing_class"] = models.tokenizer_with_bos()

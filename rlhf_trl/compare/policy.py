@@ -23,6 +23,7 @@ from rlhf_trl.compare.measure import Book, Measured
 from rlhf_trl.compare.models import (
     Gradients,
     adapter,
+    continued_adapter,
     drawn,
     drifted,
     make_trainer,
@@ -229,6 +230,12 @@ RARE = (
         temperature=0.6,
         fields=(("disable_dropout", True),),
     ),
+    PolicyBatch(
+        "continued",
+        "an adapter that was trained before, and so is the reference",
+        **_TWO,
+        per_generation=2,
+    ),
 )
 """What only recorded losses are measured on: what a run rarely meets, and on two processes."""
 
@@ -349,6 +356,8 @@ def _window_arguments(batch: PolicyBatch) -> dict[str, Any]:
     arguments: dict[str, Any] = {"reward_funcs": rewards}
     if batch.name == "adapter":
         arguments |= adapter()
+    if batch.name == "continued":
+        arguments |= continued_adapter()
     if batch.gaps:
         arguments["processing_class"] = tokenizer_with_bos()
     if batch.reward_model:

@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
-from rlhf_trl.compare.measure import fix_completions
+from rlhf_trl.compare.measure import UNSTABLE, fix_completions
 from rlhf_trl.compare.models import policy_folder
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
@@ -74,9 +74,6 @@ TEMPLATE = (
     "{% if add_generation_prompt %}={% endif %}"
 )
 """A chat template that reads a value of a row's `chat_template_kwargs`."""
-
-UNSTABLE = ("runtime", "per_second", "time", "flos")
-"""What is in the names of metrics that depend on the machine."""
 
 
 class Recorder(TrainerCallback):

@@ -2,7 +2,8 @@
 
 `surface.json` holds, of one release: the homes of trainers and configs, the signatures of what the
 package overrides or calls, the defaults of the fields that change a loss, all field names, and the
-results of the stock losses on fixed batches, and what happens in ten steps of stock trainers. To
+results of the stock losses on fixed batches with the metrics logged beside them, and what happens
+in ten steps of stock trainers. To
 watch one more home, signature or loss, add its line with null there and record again; the methods
 of TRL, transformers and accelerate that our trainers override or call join by themselves.
 """
@@ -32,8 +33,8 @@ from accelerate import Accelerator
 from rlhf_trl import trainers
 from rlhf_trl.algorithms import LOSS_FIELDS, SHARED_FIELDS
 from rlhf_trl.compare import policy
-from rlhf_trl.compare.matrix import POLICY, Matrix, kind_of_stock
-from rlhf_trl.compare.measure import Stock, sentence
+from rlhf_trl.compare.matrix import POLICY, Matrix, built, kind_of_stock
+from rlhf_trl.compare.measure import Stock, logged_metrics, sentence
 from rlhf_trl.compare.models import at_scale, quick_and_quiet
 from rlhf_trl.compare.recorded_runs import facts_of as facts_of_run
 from rlhf_trl.errors import InputError
@@ -87,8 +88,8 @@ def read(known: Surface | None = None) -> Surface:
             default that changed would be reported twice, as a default and as a loss.
 
     Returns:
-        By section: `versions`, `homes`, `signatures`, `defaults`, `fields`, `losses`, `runs`. What
-        is not there is None; what could not be computed is the sentence of the error.
+        By section: `versions`, `homes`, `signatures`, `defaults`, `fields`, `losses`, `metrics`,
+        `runs`. What is not there is None; what could not be computed is the sentence of the error.
     """
     known = known or shipped()
     with quick_and_quiet():
@@ -111,7 +112,7 @@ def read(known: Surface | None = None) -> Surface:
             "signatures": {place: _signature(place, homes) for place in places},
             "defaults": defaults,
             "fields": config_fields,
-            "losses": _losses(known["losses"], homes, defaults_of_losses),
+            **_losses(known["losses"], homes, defaults_of_losses),
             **_all_runs(known, homes, defaults_of_losses),
         }
 
@@ -266,8 +267,8 @@ def _value(text: str) -> Any:
 
 def _losses(
     cases: Iterable[str], homes: dict[str, str | None], defaults: dict[str, Any]
-) -> dict[str, Any]:
-    """Compute loss and gradient norm of the cases whose trainers are there.
+) -> Surface:
+    """Compute loss, gradient norm and metrics of the cases whose trainers are there.
 
     A case in a batch of `policy.RARE` is computed as on a large machine (see `at_scale`), where TRL
     takes paths that no other batch reaches: several processes, and a vocabulary in parts.
@@ -279,11 +280,13 @@ def _losses(
         defaults: values of fields, such as "GRPOConfig.beta", that a case leaves open.
 
     Returns:
-        By case [loss, gradient norm], or the sentence of the error that keeps it from being
-        computed.
+        The section `losses`: by case [loss, gradient norm], or the sentence of the error that
+        keeps it from being computed. The section `metrics`: by case what the trainer logs after
+        it, but for cases in bfloat16, whose counts differ between machines.
     """
     matrix = Matrix()
     losses: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     for case in cases:
         trainer_name = case.split()[0]
         config_name = trainer_name.replace("Trainer", "Config")
@@ -305,12 +308,15 @@ def _losses(
             # TRL shows a progress bar for the reference's log-probabilities
             with machine, redirect_stderr(StringIO()):
                 window = matrix.window(kind_of_stock(side), columns, batch)
-                loss, gradient = matrix.side(side, window)
-            numbers = (loss, float(gradient.norm()))
+                stock = built(side, window)
+                measured = window.stock(stock)
+            numbers = (measured.loss, float(measured.gradient.norm()))
             losses[case] = [float(f"{number:.7g}") for number in numbers]  # 7 digits, as float32
+            if not case_fields.get("bf16"):
+                metrics[case] = logged_metrics(stock)
         except Exception as error:  # whatever another release breaks is what is reported
             losses[case] = sentence(error)
-    return losses
+    return {"losses": losses, "metrics": metrics}
 
 
 def _all_runs(known: Surface, homes: dict[str, str | None], defaults: dict[str, Any]) -> Surface:
