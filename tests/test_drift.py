@@ -351,7 +351,10 @@ def test_a_loss_that_fails_is_told_once_for_all(monkeypatch):
     monkeypatch.setattr(trl.DPOTrainer, "_compute_loss", _compute_loss)
     names = [name for name in SHIPPED["losses"] if name.startswith("DPO")]
     one = only(*names)
-    assert (one.what, one.found) == (f"DPOTrainer, {len(names)} losses", "RuntimeError: no such thing")
+    assert (one.what, one.found) == (
+        f"DPOTrainer, {len(names)} losses",
+        "RuntimeError: no such thing",
+    )
 
 
 def test_recording_writes_what_was_read_and_overwrites_nothing(tmp_path, capsys, few):

@@ -94,12 +94,23 @@ def test_a_planted_fault_moves_a_loss(name):
     assert any(thing.what.startswith(trainer) for thing in moved)
 
 
-def test_a_metric_that_moves_is_named_with_the_first_case():
-    recorded = {
-        "DPOTrainer a=1": {"accuracy": 0.5, "margin": None},
-        "DPOTrainer a=2": {"accuracy": 1.0},
+def test_a_metric_that_moves_is_named_with_the_first_case_of_an_unmoved_loss():
+    cases = [f"DPOTrainer a={number}" for number in range(3)]
+    accuracies = {case: {"accuracy": 0.5, "margin": None} for case in cases}
+    recorded = {"losses": {case: [1.0, 2.0] for case in cases}, "metrics": accuracies}
+    installed = {
+        "losses": recorded["losses"] | {cases[0]: [1.1, 2.0]},
+        "metrics": {case: {"accuracy": 0.25, "margin": None} for case in cases},
     }
-    installed = {"DPOTrainer a=1": {"accuracy": 0.25, "margin": None}, "DPOTrainer a=2": {}}
     (moved,) = drift._moved_metrics(recorded, installed)
     assert moved.what == "DPOTrainer metric accuracy, a=1 and 1 more"
     assert (moved.recorded, moved.found) == (0.5, 0.25)
+
+
+def test_a_run_that_moves_is_named_by_its_first_fact():
+    recorded = {"DPOTrainer rows": [1, 2], "DPOTrainer loss": [0.5], "KTOTrainer loss": [0.5]}
+    installed = recorded | {"DPOTrainer rows": [1, 3], "DPOTrainer loss": [0.6]}
+    sections = {surface.RUNS: recorded}, {surface.RUNS: installed}
+    (moved,) = drift._moved_runs(surface.RUNS, *sections, [])
+    assert moved.what == "DPOTrainer rows, value 2 of 2 (and loss)"
+    assert (moved.recorded, moved.found) == (2, 3)

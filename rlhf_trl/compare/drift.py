@@ -115,7 +115,7 @@ def compare(recorded: Surface, installed: Surface) -> list[Moved]:
         *_moved_signatures(recorded["signatures"], installed["signatures"], gone_families),
         *_moved_defaults(recorded["defaults"], installed["defaults"], gone_families),
         *_moved_losses(recorded["losses"], installed["losses"], gone_families),
-        *_moved_metrics(recorded["metrics"], installed["metrics"]),
+        *_moved_metrics(recorded, installed),
         *_moved_runs(RUNS, recorded, installed, gone_families),
         *_moved_runs(RUNS_OF_TWO, recorded, installed, gone_families),
         *_moved_fields(recorded["fields"], installed["fields"]),
@@ -204,18 +204,20 @@ def _moved_losses(
         yield Moved(what, recorded="can be computed", found=why, since=None, concerns=concerned)
 
 
-def _moved_metrics(recorded: Facts, installed: Facts) -> Iterator[Moved]:
+def _moved_metrics(recorded: Surface, installed: Surface) -> Iterator[Moved]:
     """Yield each metric of a trainer that is logged otherwise, with the first case that shows it.
 
-    Args:
-        recorded: by case, the metrics that are logged after its loss.
-        installed: the same of the installed TRL, without the cases that cannot be computed.
+    Cases whose losses moved, or cannot be computed, are left out: they are named for that.
     """
     first_moves: dict[tuple[str, str], tuple[str, Any, Any]] = {}  # by trainer and metric
     counts: Counter[tuple[str, str]] = Counter()
-    for case in filter(installed.__contains__, recorded):  # in their order
-        for name, old in recorded[case].items():
-            new = installed[case].get(name, "absent")
+    for case, old_metrics in recorded["metrics"].items():
+        losses = (recorded["losses"].get(case), installed["losses"].get(case))
+        new_metrics = installed["metrics"].get(case)
+        if new_metrics is None or not _same(*losses):
+            continue
+        for name, old in old_metrics.items():
+            new = new_metrics.get(name, "absent")
             if _same(old, new, least=1.0):  # means of what cancels, as margins, round like 1
                 continue
             trainer, _, settings_of_case = case.partition(" ")
@@ -230,13 +232,29 @@ def _moved_metrics(recorded: Facts, installed: Facts) -> Iterator[Moved]:
 def _moved_runs(
     section: str, recorded: Surface, installed: Surface, gone_families: Collection[str | None]
 ) -> Iterator[Moved]:
-    """Yield what happens otherwise in a run, by the first value of each list that differs."""
+    """Yield for each trainer what happens otherwise in its run.
+
+    It is the first value that differs of the first fact that does; others are named beside it.
+    """
+    moves: dict[str, list[Moved]] = defaultdict(list)  # by trainer
+    for moved in _moved_facts(section, recorded, installed):
+        moves[moved.what.split()[0]].append(moved)
+    for trainer, (first, *others) in moves.items():
+        if family_of(trainer) in gone_families:
+            continue
+        # the name of a fact stands between the trainer's and the number of a value
+        names = [other.what.partition(" ")[2].partition(",")[0] for other in others]
+        suffix = f" (and {', '.join(names)})" if names else ""
+        yield replace(first, what=first.what + suffix)
+
+
+def _moved_facts(section: str, recorded: Surface, installed: Surface) -> Iterator[Moved]:
+    """Yield the facts of runs that differ, each with the first of its values that does."""
     old_facts = recorded.get(section, {})
     new_facts = installed.get(section, {})
     suffix = " on two processes" if section == RUNS_OF_TWO else ""
     for place, old_values in old_facts.items():
-        trainer = place.split()[0]
-        if family_of(place) in gone_families or f"{trainer} run" in new_facts:
+        if f"{place.split()[0]} run" in new_facts:
             continue
         what = place + suffix
         new_values = new_facts.get(place, [])
