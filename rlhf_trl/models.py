@@ -29,8 +29,6 @@ def load_quietly() -> None:
 
     The bars of what is fetched from the hub stay.
     """
-    for library in ("bitsandbytes", "torchao"):  # which warn of kernels, and of every cast
-        logging.getLogger(library).setLevel(logging.ERROR)
     import transformers
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 
