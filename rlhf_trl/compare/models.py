@@ -25,7 +25,7 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from rlhf_trl.run.config_types import recipe_defaults
-from rlhf_trl.tiny.model import build_model
+from rlhf_trl.tiny.model import END, build_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 
@@ -275,6 +275,17 @@ def trainer_fields() -> dict[str, Any]:
         "save_strategy": "no",
         "logging_strategy": "no",
     }
+
+
+SECOND_END = 30
+"""A token that ends a text for `with_second_end`."""
+
+
+def with_second_end() -> Module:
+    """Return the model with a further end token in its generation config."""
+    model = deepcopy(_loaded())
+    model.generation_config.eos_token_id = [END, SECOND_END]
+    return model
 
 
 def adapter() -> dict[str, Any]:

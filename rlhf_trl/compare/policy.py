@@ -21,6 +21,7 @@ from torch.nn import Module
 from rlhf_trl.compare import measure
 from rlhf_trl.compare.measure import Book, Measured
 from rlhf_trl.compare.models import (
+    SECOND_END,
     Gradients,
     adapter,
     continued_adapter,
@@ -33,6 +34,7 @@ from rlhf_trl.compare.models import (
     untrained,
     untrained_scorer,
     untrained_token_scorer,
+    with_second_end,
 )
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses.checked import policy_gradient_loss
@@ -240,13 +242,14 @@ RARE = (
 """What only recorded losses are measured on: what a run rarely meets, and on two processes."""
 
 
-def completion(ragged: bool, limit: int = LIMIT, padding: bool = False) -> measure.Completion:
+def completion(ragged: bool, limit: int = LIMIT, odd: bool = False) -> measure.Completion:
     """Return a function that gives random completions, see `measure.fix_completions`.
 
     Args:
         ragged: whether they have 1 to `limit` tokens, some without an end; else they have LENGTH.
         limit: tokens at most.
-        padding: whether every fifth token is the padding token.
+        odd: whether every fifth token is the padding token, and about half of the
+            completions that would be cut off end with the model's second end token.
     """
 
     def complete(prompt_ids: tuple[int, ...], index: int, call: int) -> list[int]:
@@ -254,8 +257,10 @@ def completion(ragged: bool, limit: int = LIMIT, padding: bool = False) -> measu
         # some lengths lie above the limit: those completions are cut off
         length = rng.randint(1, limit + limit // 6) if ragged else LENGTH
         ids = [rng.randrange(7, 113) for _ in range(min(length, limit))]
-        ids = [PAD if padding and place % 5 == 4 else token for place, token in enumerate(ids)]
-        return ids if length > limit else [*ids[:-1], END]
+        ids = [PAD if odd and place % 5 == 4 else token for place, token in enumerate(ids)]
+        if length <= limit:
+            return [*ids[:-1], END]
+        return [*ids[:-1], SECOND_END] if odd and ids[0] % 2 else ids
 
     return complete
 
@@ -303,8 +308,8 @@ def partly(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]
     return [drawn("partly", *ids).choice([None, None, 0.3, 1.7]) for ids in completion_ids]
 
 
-def punished(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
-    """Reward or punish a random half of all completions; the others have no reward."""
+async def punished(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
+    """Reward or punish a random half of all completions, as a function that is awaited."""
     return [drawn("punished", *ids).choice([None, None, -2.3, 0.6]) for ids in completion_ids]
 
 
@@ -342,7 +347,7 @@ def build_trainer(
         measure.check_generation(built)
     measure.fix_completions(
         built,
-        completion(batch.ragged, batch.limit, padding=batch.gaps),
+        completion(batch.ragged, batch.limit, odd=batch.gaps),
         tools=batch.tools,
         sampler=batch.sampler,
         gaps=batch.gaps,
@@ -360,6 +365,7 @@ def _window_arguments(batch: PolicyBatch) -> dict[str, Any]:
         arguments |= continued_adapter()
     if batch.gaps:
         arguments["processing_class"] = tokenizer_with_bos()
+        arguments["model"] = with_second_end()
     if batch.reward_model:
         rewards.append(untrained_scorer())
         # the two functions before the model have no tokenizer
