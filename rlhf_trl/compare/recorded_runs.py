@@ -1,4 +1,4 @@
-"""Ten steps of stock trainers: order of rows, schedule, optimizer, evaluation, resuming, metrics.
+"""About ten steps of stock trainers: order of rows, schedule, optimizer, evaluation, resuming, metrics.
 
 What the recorded losses hold still, a run moves: two epochs, warm-up and decay, weight decay,
 accumulation, packing, an evaluation set that batches do not divide, and a resume in the middle.
@@ -55,10 +55,17 @@ OWN: dict[str, dict[str, Any]] = {
         "label_smoothing_factor": 0.3,
     },
     "DPOTrainer": {"loss_type": ["sigmoid", "sft"], "loss_weights": [0.8, 0.35]},
-    "KTOTrainer": {"desirable_weight": 1.3},
+    "KTOTrainer": {
+        "desirable_weight": 1.3,
+        "max_steps": -1,
+        "num_train_epochs": 1.8,  # 9 steps
+        "logging_first_step": True,
+        "logging_steps": 2,
+    },
     "GRPOTrainer": {
         "per_device_train_batch_size": 4,
         "num_generations": 4,
+        "num_generations_eval": 2,
         "max_completion_length": 4,
         "num_iterations": 2,
         "top_entropy_quantile": 0.3,

@@ -1,9 +1,10 @@
 """The code of TRL, transformers and accelerate that a run executes, known by its hashes.
 
 `sources.json` names every function of these libraries that a run of a stage, or a recorded loss,
-executes, the classes that own them and the module constants that they read. Each is hashed by its
-syntax tree, so that comments, docstrings and formatting do not count. What differs in the installed
-files, or has been replaced in memory, is named in under a second, whatever it computes.
+executes, the classes that own them and the module constants that they read. Of the modules that
+make a training step it names all the others, too, which other settings execute. Each is hashed by
+its syntax tree, so that comments, docstrings and formatting do not count. What differs in the
+installed files, or has been replaced in memory, is named in under a second, whatever it computes.
 """
 
 import ast
@@ -25,6 +26,28 @@ from rlhf_trl.run.stages import STAGES
 LIBRARIES = ("trl", "transformers", "accelerate")
 RECORD = Path(__file__).with_name("sources.json")
 
+WHOLE = (
+    "trl.data_utils",
+    "trl.experimental.",
+    "trl.kernels.",
+    "trl.models.",
+    "trl.trainer.",
+    "transformers.data.data_collator",
+    "transformers.optimization",
+    "transformers.trainer",
+    "accelerate.accelerator",
+    "accelerate.data_loader",
+    "accelerate.optimizer",
+    "accelerate.scheduler",
+)
+"""Beginnings of the names of modules that are recorded whole where anything of them is executed."""
+
+ALSO = (("transformers.models.mixtral.modeling_mixtral", "load_balancing_loss_func"),)
+"""What TRL calls elsewhere, at settings that no recipe has."""
+
+UNUSED = "-"
+"""Stands for the stages that execute something, where none does, nor any recorded loss."""
+
 Place = tuple[str, str]  # a module, and a name in it such as "Trainer.training_step"
 Sources = dict[str, dict[str, Any]]
 """By module: "file", the hash of all of it; "units", by name [hash, stages that execute it];
@@ -41,9 +64,12 @@ class Change:
     stages: tuple[str, ...]  # those that execute it; of new code, of what calls it
 
     def __str__(self) -> str:
-        executing = ", ".join(f"recipes/{stage}.py" for stage in self.stages)
-        if {*self.stages} == {*STAGES}:
+        scripts = [f"recipes/{stage}.py" for stage in self.stages if stage != UNUSED]
+        executing = ", ".join(scripts)
+        if len(scripts) == len(STAGES):
             executing = "all recipes"
+        elif self.stages == (UNUSED,):
+            executing = "what other settings switch on"
         return f"{self.place}: {self.how}; executed by {executing or 'the recorded losses'}"
 
 
@@ -173,6 +199,11 @@ def record(executed: Mapping[str, Iterable[Place]]) -> Sources:
     for stage, places in executed.items():
         for place in places:
             stages_of[place].add(stage)
+    for name in {module for module, _ in stages_of if module.startswith(WHOLE)}:
+        for unit in Module(name).nodes:
+            stages_of[name, unit] = stages_of.get((name, unit)) or {UNUSED}
+    for place in ALSO:
+        stages_of[place] = stages_of.get(place) or {UNUSED}
     sources: Sources = {}
     for name in sorted({module for module, _ in stages_of}):
         module = Module(name)
@@ -272,7 +303,7 @@ def _new(
     methods: dict[str, set[str]] = defaultdict(set)  # stages, by the last name of a method
     for facts in recorded.values():
         for unit, (_, stages) in facts["units"].items():
-            if "." in unit:
+            if "." in unit and stages != UNUSED:
                 methods[unit.rpartition(".")[2]].update(stages.split())
     for name, module in edited.items():
         facts = recorded[name]
