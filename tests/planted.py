@@ -1,6 +1,7 @@
 """Faults planted in the libraries, which recorded runs or losses have to show."""
 
 import inspect
+import json
 import re
 import sys
 import textwrap
@@ -159,6 +160,14 @@ ON_LOSSES = {
         "**{}",
     ),
 }
+
+READER = {
+    fault["name"]: tuple(fault[key] for key in ("trainer", "module", "function", "old", "new"))
+    for fault in json.loads(
+        Path(__file__).with_name("fixtures").joinpath("planted_by_a_reader.json").read_text()
+    )
+}
+"""Faults that somebody wrote down who had read TRL and transformers, and not what is recorded."""
 
 
 @contextmanager

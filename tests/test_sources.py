@@ -1,12 +1,15 @@
 """Code of the libraries that differs from the recorded one is named, and nothing else is."""
 
+import inspect
 import subprocess
 import sys
+import textwrap
 import time
+from importlib import import_module
 
 import pytest
 import transformers
-from planted import ON_LOSSES, ON_ONE, ON_TWO
+from planted import ON_LOSSES, ON_ONE, ON_TWO, READER
 
 from rlhf_trl.compare import drift, sources
 from rlhf_trl.compare.sources import Module
@@ -70,6 +73,21 @@ def test_the_installed_libraries_are_the_recorded_ones_in_under_a_second():
 def test_a_fault_in_the_installed_code_is_named(module, unit, old, new, edit):
     edit(module, old, new)
     assert named() == {(f"{module}:{unit}", "changed")}
+
+
+@pytest.mark.parametrize("name", READER)
+def test_a_fault_that_a_reader_planted_is_named(name, edit):
+    _, module, function, old, new = READER[name]
+    value = import_module(module)
+    for part in function.split("."):
+        value = getattr(value, part)
+    lines = inspect.getsource(inspect.unwrap(value)).splitlines()
+    indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
+    source = textwrap.dedent("\n".join(lines))
+    assert source.count(old) == 1
+    changed = textwrap.indent(source.replace(old, new), indent).strip()
+    edit(module, textwrap.indent(source, indent).strip(), changed)
+    assert named() == {(f"{module}:{function}", "changed")}
 
 
 @pytest.mark.parametrize(

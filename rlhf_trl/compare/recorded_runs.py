@@ -1,4 +1,4 @@
-"""About ten steps of stock trainers: order of rows, schedule, optimizer, evaluation, resuming, metrics.
+"""Some ten steps of stock trainers: order of rows, schedule, optimizer, evaluation, resuming, logs.
 
 What the recorded losses hold still, a run moves: two epochs, warm-up and decay, weight decay,
 accumulation, packing, an evaluation set that batches do not divide, and a resume in the middle.
