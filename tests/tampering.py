@@ -568,14 +568,14 @@ def by_code(change):
 def on_drift(fault):
     """Return the first thing that `drift` measures of a trainer and that a fault of it moves.
 
-    Where the trainer has no recorded run, those of the others are looked at.
+    Of faults in other libraries, and of trainers that have none, all recorded runs are looked at.
     """
     trainer, *change = fault
     shipped = surface.shipped()
     del shipped[surface.RUNS_OF_TWO]
     has_run = any(fact.startswith(trainer) for fact in shipped[surface.RUNS])
     for section in ("losses", surface.RUNS):
-        if section == "losses" or has_run:
+        if section == "losses" or (has_run and change[0].startswith("trl.")):
             facts = shipped[section].items()
             shipped[section] = {name: x for name, x in facts if name.startswith(trainer)}
     with plant(*change):

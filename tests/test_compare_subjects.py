@@ -459,8 +459,6 @@ def test_a_trainer_that_is_only_assumed_is_said_to_be(text, trainer, said, tmp_p
             r'run.yaml: epsilon is "wide", a string; write a number',
         ),
         ("beta: 0.1", None, r"fit .*DPOTrainer.*; say which with --trainer"),
-        ("completion_only_loss: true", None, r"SFTTrainer has one loss only"),
-        ("dataset: {size: 8}", None, r"run.yaml names no algorithm; SFT has one loss only"),
         ("loss_type: grop", None, r"fit no single trainer; say which with --trainer"),
         ("loss_type: 3", None, r"fit no single trainer; say which with --trainer"),
         ("loss_type: grop", "GRPOTrainer", r"cannot be run .*Unknown loss type: grop"),
@@ -534,3 +532,42 @@ def test_a_subclass_of_ours_is_measured_without_a_config():
     own, other = distances(subject, [("rloo", "chapter"), ("rloo", "code")], fixes=False)
     assert own.equal and not other.equal and own.formulation == "chapter"
     assert subject.could_be("rloo", "trl")
+
+
+@pytest.mark.parametrize(
+    ("text", "trainer", "lines"),
+    [
+        (
+            "dataset: {size: 8}\nmax_steps: 3",
+            None,
+            ["equal to SFT's mean over the window"],
+        ),
+        (
+            "label_smoothing_factor: 0.1",
+            "SFTTrainer",
+            [
+                "equal to neither mean of SFT",
+                "to get there: label_smoothing_factor: 0.0; then equal to the mean over the window",
+            ],
+        ),
+        (
+            "neftune_noise_alpha: 5.0",
+            "SFTTrainer",
+            ["not measured, and may act elsewhere: neftune_noise_alpha"],
+        ),
+    ],
+)
+def test_a_config_of_sft_is_held_against_its_means(text, trainer, lines, tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    main(["compare", "--config", str(path), *(["--trainer", trainer] if trainer else [])])
+    output = " ".join(capsys.readouterr().out.split())
+    for line in lines:
+        assert line in output
+    assert "mean over each micro-batch differs" in output
+
+
+def test_sft_has_no_row_to_be_required():
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", "--trainer", "SFTTrainer", "--require", "dpo"])
+    assert "--require names a row, and SFT has none; leave it out" in stop.value.code

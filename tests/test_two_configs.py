@@ -66,9 +66,18 @@ def test_what_cannot_be_measured_together_is_said(tmp_path, capsys):
     assert "DPOTrainer and GRPOTrainer train on different kinds of data" in printed.replace(
         "\n", " "
     )
-    main(["compare", "--config", str(answers), "--config", str(answers)])
-    printed = capsys.readouterr().out
-    assert "no field differs" in printed and "names no algorithm" in printed
+    main(["compare", "--config", str(answers), "--config", str(pairs)])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "SFTTrainer and DPOTrainer train on different kinds of data" in printed
+
+
+def test_two_configs_of_sft_are_measured_on_the_same_batches(tmp_path):
+    plain, smoothed = (tmp_path / f"{name}.yaml" for name in ("plain", "smoothed"))
+    plain.write_text("dataset: {source: reasoning_gym}\n")
+    smoothed.write_text("dataset: {source: reasoning_gym}\nlabel_smoothing_factor: 0.1\n")
+    compared = two_configs.compare_configs(str(plain), str(smoothed))
+    assert compared.fields == {"label_smoothing_factor": (0.0, 0.1)} and compared.unseen == ()
+    assert {result.verdict for result in compared.batches} == {"differs"}
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,10 @@ from rlhf_trl.run.fields.policy_gradients import PolicyGradientRun
 from rlhf_trl.run.fields.preferences import AlignmentRun
 from rlhf_trl.run.read_fields import read_fields
 
-TRAINERS = tuple(name for name in pairs.STOCK if name != "SFTTrainer")
-"""Stock trainers whose configs can be told apart."""
+SFT = "SFTTrainer"
+
+TRAINERS = tuple(name for name in pairs.STOCK if name != SFT)
+"""Stock trainers whose configs are held against rows of the table, which has none of SFT."""
 
 SCHEDULE = {
     "gradient_accumulation_steps",
@@ -59,7 +61,6 @@ UNSHOWN = {
     "off_policy_mask_threshold": None,
     "reward_clip_range": None,
     "entropy_coef": 0.0,
-    "top_entropy_quantile": 1.0,
     "use_adaptive_entropy": False,
     "disable_dropout": True,
     "neftune_noise_alpha": None,
@@ -232,8 +233,8 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
             config's keys tell which trainer of TRL it is for.
 
     Raises:
-        InputError: config and trainer do not go together, the keys do not tell which trainer they
-            are for, or the trainer has one loss only.
+        InputError: config and trainer do not go together, or the keys do not tell which trainer
+            they are for.
     """
     config_keys = read_config(path) if path else {}
     label = ", ".join(str(part) for part in (path, trainer) if part)
@@ -241,8 +242,7 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
         return _of_recipes(str(path), config_keys, trainer, label)
     # `dataset` is a block of this project's configs; only those for SFT name no algorithm
     if "dataset" in config_keys and trainer is None:
-        reason = "SFT has one loss only, which rlhf-trl compare measures"
-        raise InputError(f"{path} names no algorithm; {reason}")
+        return _of_sft(label, config_keys)
     other_trainers: list[str] = []
     if trainer is None:
         trainer, *other_trainers = _trainers_of_keys(str(path), config_keys)
@@ -254,16 +254,9 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
 
 
 def _trainer_and_config(trainer: str) -> tuple[type, type]:
-    """Return the class that a dotted name names, and its config class; refuse TRL's SFTTrainer."""
+    """Return the class that a dotted name names, and its config class."""
     trainer_class = class_of(trainer)
-    base = pairs.base_name(trainer_class)
-    if base not in TRAINERS:
-        known = ", ".join(TRAINERS)
-        raise InputError(
-            f"{trainer} has one loss only, which the matrix compares; --config and --trainer tell "
-            f"apart what {known} compute"
-        )
-    stock_class, stock_config = pairs.trainer_classes(base)
+    stock_class, stock_config = pairs.trainer_classes(pairs.base_name(trainer_class))
     if trainer_class is stock_class:
         return trainer_class, stock_config
     return trainer_class, config_class(trainer_class, stock_config)
@@ -286,6 +279,14 @@ def _stock_subject(
         fields=_loss_fields(values, added_fields),
         fits=tuple(other_trainers),
     )
+
+
+def _of_sft(label: str, config_keys: Mapping[str, Any]) -> Subject:
+    """Return a config of our recipe for SFT as a subject; it has no row of the table."""
+    classes = pairs.trainer_classes("BookSFTTrainer")
+    names = {f.name for f in fields_of(classes[1])}
+    values = {name: value for name, value in config_keys.items() if name in names}
+    return Subject(label, SFT, classes, values, _loss_fields(values))
 
 
 def _loss_fields(values: Mapping[str, Any], added: Collection[str] = ()) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from rlhf_trl.algorithms import formulation
-from rlhf_trl.compare import as_stock, paper_index, report, two_configs
-from rlhf_trl.compare.closest import Distance, distances, read_subject
+from rlhf_trl.compare import as_stock, paper_index, report, supervised, two_configs
+from rlhf_trl.compare.closest import SFT, Distance, distances, read_subject
 from rlhf_trl.compare.matrix import Matrix, Result
 from rlhf_trl.compare.page import write_page
 from rlhf_trl.compare.policy import BATCHES
@@ -140,6 +140,12 @@ def _subject(args: Namespace, config: str | None) -> None:
     if required and compared_with and required not in compared_with:
         compared_with.append(required)
     subject = read_subject(config, args.trainer)
+    if subject.base == SFT:
+        if args.algorithms or args.require:
+            option = "--require" if args.require else "--algorithms"
+            raise InputError(f"{option} names a row, and SFT has none; leave it out")
+        print(supervised.render(subject, args.format))
+        return
     measured = distances(subject, compared_with)
     print(report.render_distances(subject, measured, args.format))
     if required is None:
