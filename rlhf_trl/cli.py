@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     commands = _Commands(parser)
     for add_command in (
+        _add_train,
         _add_algorithms,
         _add_drift,
         _add_race,
@@ -61,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         hint = nearest(words[0], commands.names)
         sys.exit(f"error: unknown command {words[0]!r}{hint}; known: {known}")
     args, args.recipe_options = parser.parse_known_args(words)
+    args.traceback = with_traceback
     if args.recipe_options and not args.takes_recipe_options:
         parser.error(f"unknown arguments: {' '.join(args.recipe_options)}")
     try:
@@ -121,6 +123,21 @@ class _Commands:
         )
         command.set_defaults(run=run, takes_recipe_options=bool(recipe_options))
         return command.add_argument
+
+
+def _add_train(commands: _Commands) -> None:
+    """Add `rlhf-trl train` with its options."""
+    option = commands.add(
+        "train",
+        _train,
+        "launch a recipe, from any folder, and print the command that does it",
+        "Every other option goes to the recipe, as in --max_steps 200; `rlhf-trl configs show "
+        "CONFIG` lists them with their values.",
+    )
+    option("stage", metavar="RECIPE", help="such as grpo, dpo, sft, reward")
+    option("--config", required=True, help="a file, or one that ships, such as tiny/grpo")
+    option("--accelerate", metavar="FILE", help="or a name, such as zero2 (that of the machine)")
+    option("--processes", type=int, help="how many (one for each GPU; on a CPU one)")
 
 
 def _add_algorithms(commands: _Commands) -> None:
@@ -445,6 +462,16 @@ def _add_runs(commands: _Commands) -> None:
         "behind FOLDER",
     )
     option("--yes", action="store_true", help="do it; without, --delete says what it would do")
+
+
+def _train(args: argparse.Namespace) -> None:
+    """Launch a recipe, and end with its exit code."""
+    from rlhf_trl.run.launching import train
+
+    words = [*args.recipe_options, *["--traceback"] * args.traceback]
+    code = train(args.stage, args.config, words, args.accelerate, args.processes)
+    if code:
+        sys.exit(code)
 
 
 def _algorithms(args: argparse.Namespace) -> None:
