@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     commands = _Commands(parser)
     for add_command in (
         _add_train,
+        _add_configs,
         _add_algorithms,
         _add_drift,
         _add_race,
@@ -138,6 +139,23 @@ def _add_train(commands: _Commands) -> None:
     option("--config", required=True, help="a file, or one that ships, such as tiny/grpo")
     option("--accelerate", metavar="FILE", help="or a name, such as zero2 (that of the machine)")
     option("--processes", type=int, help="how many (one for each GPU; on a CPU one)")
+
+
+def _add_configs(commands: _Commands) -> None:
+    """Add `rlhf-trl configs` with its options."""
+    option = commands.add(
+        "configs",
+        _configs,
+        "the configs that ship; copy one, show its values, see what differs between two",
+        "Every other option of `show` changes the config.",
+    )
+    option(
+        "words",
+        nargs="*",
+        metavar="WORD",
+        help="part of a name; or copy CONFIG NEW_FILE, diff CONFIG CONFIG, show CONFIG, where a "
+        "config is a file or a name, such as own/dpo",
+    )
 
 
 def _add_algorithms(commands: _Commands) -> None:
@@ -472,6 +490,42 @@ def _train(args: argparse.Namespace) -> None:
     code = train(args.stage, args.config, words, args.accelerate, args.processes)
     if code:
         sys.exit(code)
+
+
+def _configs(args: argparse.Namespace) -> None:
+    """List the configs that ship; or copy one, show one, or print what differs between two."""
+    verb, *names = args.words or [""]
+    wanted = {"copy": 2, "diff": 2, "show": 1}.get(verb, 0)
+    if len(names) != wanted:
+        raise InputError(
+            "configs: write part of a name, copy CONFIG NEW_FILE, diff CONFIG CONFIG or show "
+            "CONFIG."
+        )
+    if args.recipe_options and verb != "show":
+        raise InputError(f"configs: {args.recipe_options[0]} is read by `configs show` alone.")
+    if verb == "copy":
+        from rlhf_trl.run.config_copies import copy
+
+        copy(*names)
+        print(f"{names[1]} is written")
+    elif verb in ("diff", "show"):
+        from rlhf_trl.models import load_quietly
+        from rlhf_trl.run import resolved
+
+        load_quietly()
+        is_diff = verb == "diff"
+        text = (
+            resolved.differences_shown(*names)
+            if is_diff
+            else resolved.shown(*names, args.recipe_options)
+        )
+        print(text)
+    else:
+        from rlhf_trl.evaluation import tables
+        from rlhf_trl.run.config_copies import listing
+
+        parts = [tables.text(lines, width=sys.maxsize) for lines in listing(verb) if lines]
+        print("\n\n".join(parts))
 
 
 def _algorithms(args: argparse.Namespace) -> None:

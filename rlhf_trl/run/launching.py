@@ -19,7 +19,7 @@ from rlhf_trl.run.config_files import value_at
 from rlhf_trl.run.folders import home
 from rlhf_trl.run.options import read_options
 from rlhf_trl.run.processes import PR_SET_PDEATHSIG
-from rlhf_trl.run.shipped import config_file, names, shipped_file
+from rlhf_trl.run.shipped import config_file, hint, names, shipped_file
 from rlhf_trl.run.stages import STAGES
 from rlhf_trl.run.yaml_loader import read_yaml
 
@@ -45,14 +45,15 @@ def train(
         processes: how many; None: those of accelerate's config, or one for each GPU.
     """
     if stage not in STAGES:
-        raise InputError(f"there is no recipe {stage!r}{nearest(stage, STAGES)}; {_known(STAGES)}.")
+        raise InputError(
+            f"there is no recipe {stage!r}{nearest(stage, STAGES)}; known: {', '.join(STAGES)}."
+        )
     if processes is not None and processes < 1:
         raise InputError(f"--processes is {processes}; write 1 or more.")
     path = config_file(config)
     if not path.is_file():
         raise InputError(
-            f"--config: {config} is neither a file nor a config that ships"
-            f"{nearest(config, names())}; `rlhf-trl configs` lists those."
+            f"--config: {config} is neither a file nor a config that ships{hint(config)}."
         )
     options = ["--config", str(path), *words]
     values = read_options(options)
@@ -68,10 +69,6 @@ def train(
     command = launch_command(STAGES[stage].script, launch_file, options, processes)
     print(shlex.join(command), flush=True)
     return _run(command)
-
-
-def _known(known: Mapping[str, Any]) -> str:
-    return f"known: {', '.join(known)}"
 
 
 def launch_command(

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from rlhf_trl.errors import nearest
 from rlhf_trl.run.folders import home
 
 FOLDERS = ("own", "tiny", "book", "scale", "pipeline", "accelerate")
@@ -26,6 +27,11 @@ def config_file(name: str | Path) -> Path:
     if path.is_file() or short not in names():
         return path
     return home() / "configs" / f"{short}.yaml"
+
+
+def hint(name: str) -> str:
+    """Return what an error about a name that no config has ends with."""
+    return f"{nearest(name, names())}; `rlhf-trl configs` lists those"
 
 
 def shipped_file(name: str) -> Path | None:
