@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for add_command in (
         _add_train,
         _add_configs,
+        _add_doctor,
         _add_algorithms,
         _add_drift,
         _add_race,
@@ -155,6 +156,15 @@ def _add_configs(commands: _Commands) -> None:
         metavar="WORD",
         help="part of a name; or copy CONFIG NEW_FILE, diff CONFIG CONFIG, show CONFIG, where a "
         "config is a file or a name, such as own/dpo",
+    )
+
+
+def _add_doctor(commands: _Commands) -> None:
+    commands.add(
+        "doctor",
+        _doctor,
+        "what is installed and what this machine has: ok, or what to do; exit code 1 if nothing "
+        "can train so",
     )
 
 
@@ -526,6 +536,19 @@ def _configs(args: argparse.Namespace) -> None:
 
         parts = [tables.text(lines, width=sys.maxsize) for lines in listing(verb) if lines]
         print("\n\n".join(parts))
+
+
+def _doctor(args: argparse.Namespace) -> None:
+    """Print each finding as it comes."""
+    from rlhf_trl.run.doctor import findings
+
+    stopping = []
+    for finding in findings():
+        print(finding, flush=True)
+        if finding.stops:
+            stopping.append(finding.subject)
+    if stopping:
+        sys.exit(f"error: nothing trains here before this is mended: {', '.join(stopping)}.")
 
 
 def _algorithms(args: argparse.Namespace) -> None:

@@ -22,6 +22,7 @@ from rlhf_trl.run.differences import differences
 from rlhf_trl.run.folders import home
 from rlhf_trl.run.launching import (
     POLL,
+    accelerate_file,
     calling_on_stop,
     launch_command,
     signal_group,
@@ -202,10 +203,10 @@ def _start(job: Job, accelerate: str | None) -> _Running:
     write_json(job.folder / ASKED, request(job))
     options = ["--output_dir", str(job.folder), "--disable_tqdm", "true"]
     options += ["--resume_from_checkpoint", "auto"]  # without a checkpoint, the run begins anew
-    config = accelerate or str(home() / "configs" / "accelerate" / "cpu.yaml")
+    config = accelerate or accelerate_file("cpu")
     # with a traceback, so that `_failure_of` has it to show
     words = [*join_options(job.words, options), "--traceback"]
-    command = launch_command(job.recipe, config, words)
+    command = launch_command([str(home() / job.recipe), *words], config)
     one_thread = {} if accelerate else {"OMP_NUM_THREADS": "1"}
     with (job.folder / PRINTED).open("ab") as printed:
         printed_before = printed.tell()

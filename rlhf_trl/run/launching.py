@@ -66,21 +66,26 @@ def train(
             options += ["--use_cpu", "true"]  # without which each process would look for a GPU
     else:
         launch_file = _named_config(accelerate)
-    command = launch_command(STAGES[stage].script, launch_file, options, processes)
+    script = str(home() / STAGES[stage].script)
+    command = launch_command([script, *options], launch_file, processes)
     print(shlex.join(command), flush=True)
     return _run(command)
 
 
 def launch_command(
-    script: str, accelerate: str | Path, options: Sequence[str], processes: int | None = None
+    words: Sequence[str], accelerate: str | Path, processes: int | None = None
 ) -> list[str]:
-    """Return the words of `accelerate launch` for a script below `home()` and its options."""
+    """Return the words of `accelerate launch` for a script with its options, which are `words`."""
     launcher = [sys.executable, "-m", "accelerate.commands.launch"]
     if shutil.which("accelerate") == str(Path(sys.executable).with_name("accelerate")):
         launcher = ["accelerate", "launch"]  # this environment's
     count = [] if processes is None else ["--num_processes", str(processes)]
-    config = ["--config_file", str(accelerate), *count]
-    return [*launcher, "--quiet", *config, str(home() / script), *options]
+    return [*launcher, "--quiet", "--config_file", str(accelerate), *count, *words]
+
+
+def accelerate_file(name: str) -> Path:
+    """Return the path of one of the configs of accelerate that ship."""
+    return home() / "configs" / "accelerate" / f"{name}.yaml"
 
 
 def _named_config(accelerate: str) -> Path:
@@ -128,7 +133,7 @@ def _config_for_machine(
     else:
         name = "cpu" if processes in (None, 1) else "cpu_2proc"
     count = processes if name in ("ddp", "cpu_2proc") else None
-    return home() / "configs" / "accelerate" / f"{name}.yaml", count
+    return accelerate_file(name), count
 
 
 def _gpus() -> int:
