@@ -108,7 +108,8 @@ def _with_bases(source: Path) -> str:
             comments[path] = f" # {comment[1]}" if comment else ""
     lines = [*_comment_on_top(source), f"# With all of {', '.join(Path(b).name for b in bases)}."]
     for path, line in _with_keys(dump_yaml(written.values)):
-        is_whole = len(line) <= 60  # a longer text goes on in the next line
+        # a longer text, and one whose quote is open, go on in the next line
+        is_whole = len(line) <= 60 and not (line.count("'") % 2 or line.count('"') % 2)
         lines.append(line + comments.get(path, "") if path and is_whole else line)
     return "\n".join(lines) + "\n"
 

@@ -19,7 +19,7 @@ from rlhf_trl.run.durations import PHASES, readable, shares
 
 TIMED = {"_generate": "generation", "_calculate_rewards": "scoring"}
 """By the trainer's method, the phase of a step that it is; the rest of a step is "update"."""
-STEPS_SEEN = 10  # or a tenth of all, after which a run says when it will be done
+FIRST_STEPS = 10  # after these, and after a tenth of all, a run says when it will be done
 SHORTEST = 20  # steps of a run that says so
 
 
@@ -110,8 +110,8 @@ class TrainingTime(TrainerCallback, ExportableState):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Say when the run will be done, once enough steps have been seen."""
         self._spans.append(self._lap())
-        seen = min(STEPS_SEEN, ceil(state.max_steps / 10))
-        if len(self._spans) == seen and state.max_steps >= SHORTEST:
+        tenth = ceil(state.max_steps / 10)
+        if len(self._spans) in (min(FIRST_STEPS, tenth), tenth) and state.max_steps >= SHORTEST:
             self._say(state, done=state.global_step - 1)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
