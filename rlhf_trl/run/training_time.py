@@ -155,29 +155,40 @@ class TrainingTime(TrainerCallback, ExportableState):
         step = self._seconds_of_step()
         left = step * (state.max_steps - state.global_step)
         left += evaluations * last.get("evaluation", 0.0) + saves * last.get("saving", 0.0)
-        parts = [f"steps of {readable(step)}"]
-        phases = {name: self._phases[name] for name in ("generation", "scoring", "update")}
-        if phases["generation"]:
-            parts[0] += f": {shares(phases)}"
-        if evaluations and "evaluation" in last:
-            parts.append(f"evaluations of {readable(last['evaluation'])}, {evaluations} to come")
-        elif evaluations:
-            parts.append("without evaluations, as none has been made yet")
         if state.is_world_process_zero:
             until = time.strftime("%H:%M:%S", time.localtime(time.time() + left))
             tqdm.write(
                 f"step {state.global_step} of {state.max_steps}: about {readable(left)} left, "
-                f"until {until} ({'; '.join(parts)})"
+                f"until {until} ({'; '.join(self._reasons(step, evaluations))})"
             )
             sys.stdout.flush()
 
+    def _reasons(self, step: float, evaluations: int) -> list[str]:
+        """Return what the time that is left is made of: steps, and evaluations to come."""
+        reasons = [f"steps of {readable(step)}"]
+        phases = {name: self._phases[name] for name in ("generation", "scoring", "update")}
+        if phases["generation"]:
+            reasons[0] += f": {shares(phases)}"
+        if getattr(self._args, "skip_zero_advantage", False) is not False:
+            reasons.append("shorter where fewer groups have contrast")
+        if evaluations and "evaluation" in self._last:
+            seconds = readable(self._last["evaluation"])
+            reasons.append(f"evaluations of {seconds}, {evaluations} to come")
+        elif evaluations:
+            reasons.append("without evaluations, as none has been made yet")
+        return reasons
+
     def _seconds_of_step(self) -> float:
-        """Return the mean over the steps of whole generations; the first one warms up."""
+        """Return the mean of the later half of the steps, or of whole generations in it.
+
+        The first ones warm up, and a policy that learns trains faster: fewer groups have contrast.
+        """
         cycle = 1
         if hasattr(self._args, "steps_per_generation"):  # each generation is learned from so often
             updates = self._args.num_iterations * self._args.steps_per_generation
             cycle = ceil(updates / self._args.gradient_accumulation_steps)
-        count = (len(self._spans) - 1) // cycle * cycle or len(self._spans)
+        later_half = ceil(len(self._spans) / 2)
+        count = later_half // cycle * cycle or min(cycle, len(self._spans))
         return sum(self._spans[-count:]) / count
 
 
