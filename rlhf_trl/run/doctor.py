@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -37,8 +38,7 @@ class Finding:
 
 def findings() -> Iterator[Finding]:
     """Look at one thing after the other; the launch of two processes comes last."""
-    yield _versions()
-    yield _tested_versions()
+    yield from _versions()
     yield from _gpu()
     yield _disk()
     yield _memory()
@@ -47,56 +47,39 @@ def findings() -> Iterator[Finding]:
     yield _two_processes()
 
 
-def _requirements() -> Iterator[tuple[str, str, str | None, bool]]:
-    """Return the name and range of each package of pyproject.toml, its version, whether it must be.
+def _versions() -> Iterator[Finding]:
+    """Hold packages against the ranges of pyproject.toml, and against what is tested.
 
-    The version is None where it is not installed.
+    An extra that is not installed is not asked for. A wheel does not hold constraints.txt.
     """
     from packaging.requirements import Requirement
 
+    constraints = home() / "constraints.txt"
+    pinned = constraints.read_text() if constraints.is_file() else ""
+    tested = dict(re.findall("^(.+)==(.+)$", pinned, re.MULTILINE))
+    wrong, right, untested, stops = [], [], [], False
     for line in importlib.metadata.requires("rlhf_trl") or ():
-        requirement = Requirement(line)
-        is_needed = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        installed = [*importlib.metadata.distributions(name=requirement.name)]
+        wanted = Requirement(line)
+        is_needed = wanted.marker is None
+        installed = [*importlib.metadata.distributions(name=wanted.name)]
         version = installed[0].version if installed else None
-        if not requirement.extras:  # our own extra that holds others
-            yield requirement.name, str(requirement.specifier), version, is_needed
-
-
-def _versions() -> Finding:
-    """Hold installed packages against the ranges of pyproject.toml."""
-    from packaging.specifiers import SpecifierSet
-
-    wrong, stops, right = [], False, []
-    for name, wanted, version, is_needed in _requirements():
         if version is None and not is_needed:
             continue
-        if version is None or not SpecifierSet(wanted).contains(version, prereleases=True):
-            wrong.append(f"'{name}{wanted}'")
+        if version is None or not wanted.specifier.contains(version, prereleases=True):
+            wrong.append(f"'{wanted.name}{wanted.specifier}'")
             stops |= is_needed
         elif is_needed:
-            right.append(f"{name} {version}")
+            right.append(f"{wanted.name} {version}")
+        if version and tested.get(wanted.name, version) != version:
+            untested.append(f"{wanted.name} {version} ({tested[wanted.name]})")
     if wrong:
         remedy = f"{sys.executable} -m pip install {' '.join(wrong)}"
-        return Finding("versions", "out of range or missing", remedy, stops)
-    return Finding("versions", ", ".join(right))
-
-
-def _tested_versions() -> Finding:
-    """Hold what must be installed against constraints.txt, which a wheel does not have."""
-    file = home() / "constraints.txt"
-    if not file.is_file():
-        return Finding("tested with", "unknown to an installed wheel (constraints.txt)")
-    lines = [line.partition("==") for line in file.read_text().splitlines() if "==" in line]
-    tested = {name: version for name, _, version in lines}
-    others = [
-        f"{name} {version} (tested: {tested[name]})"
-        for name, _, version, is_needed in _requirements()
-        if is_needed and version and tested.get(name, version) != version
-    ]
-    if others:
-        return Finding("tested with", ", ".join(others), "scripts/setup.sh installs those tested")
-    return Finding("tested with", "the versions of constraints.txt")
+        yield Finding("versions", "out of range or missing", remedy, stops)
+    else:
+        yield Finding("versions", ", ".join(right))
+    if untested:
+        remedy = "scripts/setup.sh installs the versions in brackets, which are tested"
+        yield Finding("tested with", f"others: {', '.join(untested)}", remedy)
 
 
 def _gpu() -> Iterator[Finding]:

@@ -154,7 +154,8 @@ def _run(command: Sequence[str]) -> int:
         received.append(number)
         signal_group(process.pid, signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
 
-    process = start(command)
+    # torch's launcher would end processes that save for more than 30 s
+    process = start(command, env={"PET_SHUTDOWN_TIMEOUT": f"{PATIENCE:.0f}", **os.environ})
     with calling_on_stop(stop):
         code = process.wait()
         wait_for_group(process.pid)

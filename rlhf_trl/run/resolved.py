@@ -10,10 +10,10 @@ from typing import Any
 from rlhf_trl.algorithms.parameters import LOSS_FIELDS
 from rlhf_trl.evaluation import tables
 from rlhf_trl.run.config import Loaded
-from rlhf_trl.run.config_files import COMMAND_LINE, Key, Written, read_command_line
+from rlhf_trl.run.config_files import COMMAND_LINE, Key, Written
 from rlhf_trl.run.config_types import RENAMED, fields_of, recipe_defaults, show
 from rlhf_trl.run.differences import UNSET, differences
-from rlhf_trl.run.options import join_options, read_options
+from rlhf_trl.run.options import join_options, read_options, written_by
 from rlhf_trl.run.shipped import config_file
 from rlhf_trl.run.stages import stage_of_config
 
@@ -55,7 +55,9 @@ def settings(config: str, words: Sequence[str] = ()) -> dict[str, Setting]:
     command_line = join_options(words, ["--config", path])
     stage = stage_of_config(read_options(command_line), path)
     loaded = stage.load(command_line)
-    written = _written(command_line)
+    written = written_by(command_line)
+    for old, new in RENAMED.items():
+        written.rename(old, new)
     resolved: dict[str, Setting] = {}
     for part in filter(None, (loaded.own, loaded.trl, loaded.model)):
         for way, value, field in _values(part):
@@ -70,20 +72,6 @@ def settings(config: str, words: Sequence[str] = ()) -> dict[str, Setting]:
             value = part if isinstance(part, str) else part.__name__
             resolved[ROW + name] = Setting(value, loaded.row.label, is_written=True)
     return resolved
-
-
-def _written(command_line: Sequence[str]) -> Written:
-    """Return what files and a command line write, under the names of today."""
-    path, overrides = read_command_line([*command_line])
-    written = Written(path)
-    if overrides:
-        from rlhf_trl.run.command_words import override
-
-        for option, value in overrides:
-            override(written, option, value)
-    for old, new in RENAMED.items():
-        written.rename(old, new)
-    return written
 
 
 def _values(part: Any, above: Key = ()) -> Iterator[tuple[Key, Any, Field]]:
