@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from rlhf_trl.cli import main
+from rlhf_trl.errors import InputError
 from rlhf_trl.pipeline.plan import read_plan
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.resolved import MEANINGS, meaning
@@ -96,6 +97,17 @@ def test_a_copied_pipeline_and_a_copied_launch_name_files_that_are_there(configs
     assert Path(details["deepspeed_config_file"]).samefile(
         CONFIGS / "accelerate/zero3_offload.json"
     )
+
+
+def test_any_command_takes_a_config_that_ships_by_its_name(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert read_config("tiny/drgrpo") == read_config(CONFIGS / "tiny" / "drgrpo.yaml")
+    assert read_plan("pipeline/tiny").stages.keys() >= {"reward", "dpo"}
+    Path("tiny").mkdir()
+    Path("tiny/drgrpo").write_text("seed: 3\n")
+    assert read_config("tiny/drgrpo") == {"seed": 3}
+    with pytest.raises(InputError, match="tiny/other: the config cannot be read"):
+        read_config("tiny/other")
 
 
 def tables(text):

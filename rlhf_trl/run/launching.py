@@ -45,9 +45,8 @@ def train(
         processes: how many; None: those of accelerate's config, or one for each GPU.
     """
     if stage not in STAGES:
-        raise InputError(
-            f"there is no recipe {stage!r}{nearest(stage, STAGES)}; known: {', '.join(STAGES)}."
-        )
+        near, known = nearest(stage, STAGES), ", ".join(STAGES)
+        raise InputError(f"there is no recipe {stage!r}{near}; known: {known}.")
     if processes is not None and processes < 1:
         raise InputError(f"--processes is {processes}; write 1 or more.")
     path = config_file(config)
@@ -57,19 +56,31 @@ def train(
         )
     options = ["--config", str(path), *words]
     values = read_options(options)
-    panel_file = value_at(values, ("samples", "file"))
-    if panel_file is not None and (shipped := shipped_file(str(panel_file))):
-        options += ["--samples.file", str(shipped)]
     if accelerate is None:
         launch_file, processes = _config_for_machine(values, str(path), processes)
-        if launch_file.stem == "cpu_2proc" and not values.get("use_cpu"):
-            options += ["--use_cpu", "true"]  # without which each process would look for a GPU
     else:
         launch_file = _named_config(accelerate)
+    options += _options_for_launch(values, launch_file)
     script = str(home() / STAGES[stage].script)
     command = launch_command([script, *options], launch_file, processes)
     print(shlex.join(command), flush=True)
     return _run(command)
+
+
+def _options_for_launch(values: Mapping[str, Any], accelerate: Path) -> list[str]:
+    """Return further options of a recipe, whose config and command line have these values.
+
+    A file of a shipped config is named by its whole path, since it is named from the project's
+    folder; two processes on a CPU would look for a GPU without `use_cpu`.
+    """
+    options = []
+    panel_file = value_at(values, ("samples", "file"))
+    shipped = shipped_file(str(panel_file))
+    if shipped is not None:
+        options += ["--samples.file", str(shipped)]
+    if accelerate.stem == "cpu_2proc" and values.get("use_cpu") is None:
+        options += ["--use_cpu", "true"]
+    return options
 
 
 def launch_command(

@@ -137,13 +137,15 @@ def differing(first: str, second: str) -> dict[str, tuple[Any, Any]]:
 
     What only one of two recipes reads counts where its config, or its row, says it.
     """
-    configs = [settings(config) for config in (first, second)]
-    one, other = ({key: setting.value for key, setting in each.items()} for each in configs)
-    changed = differences(one, other)
-    for config, keys_of_other in (configs, configs[::-1]):
-        for key in config.keys() - keys_of_other.keys():
-            if not config[key].is_written:
-                del changed[key]
+    one, other = settings(first), settings(second)
+    changed = differences(
+        {key: setting.value for key, setting in one.items()},
+        {key: setting.value for key, setting in other.items()},
+    )
+    read_by_one_only = {**one, **other}.keys() - (one.keys() & other.keys())
+    for key in read_by_one_only:
+        if not {**one, **other}[key].is_written:
+            del changed[key]
     return changed
 
 
