@@ -18,7 +18,10 @@ from transformers.trainer_utils import IntervalStrategy
 from rlhf_trl.run.durations import PHASES, readable, shares
 
 TIMED = {"_generate": "generation", "_calculate_rewards": "scoring"}
-"""By the trainer's method, the phase of a step that it is; the rest of a step is "update"."""
+"""By the trainer's method, the phase of a step that it is; the rest of a step is "update".
+
+TRL's own profiling measures some of these, and hands them to wandb, mlflow and trackio alone.
+"""
 FIRST_STEPS = 10  # after these, and after a tenth of all, a run says when it will be done
 SHORTEST = 20  # steps of a run that says so
 
