@@ -36,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     commands = _Commands(parser)
     for add_command in (
+        _add_train,
+        _add_configs,
+        _add_doctor,
         _add_algorithms,
         _add_drift,
         _add_race,
@@ -61,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         hint = nearest(words[0], commands.names)
         sys.exit(f"error: unknown command {words[0]!r}{hint}; known: {known}")
     args, args.recipe_options = parser.parse_known_args(words)
+    args.traceback = with_traceback
     if args.recipe_options and not args.takes_recipe_options:
         parser.error(f"unknown arguments: {' '.join(args.recipe_options)}")
     try:
@@ -121,6 +125,47 @@ class _Commands:
         )
         command.set_defaults(run=run, takes_recipe_options=bool(recipe_options))
         return command.add_argument
+
+
+def _add_train(commands: _Commands) -> None:
+    """Add `rlhf-trl train` with its options."""
+    option = commands.add(
+        "train",
+        _train,
+        "launch a recipe, from any folder, and print the command that does it",
+        "Every other option goes to the recipe, as in --max_steps 200; `rlhf-trl configs show "
+        "CONFIG` lists them with their values.",
+    )
+    option("stage", metavar="RECIPE", help="such as grpo, dpo, sft, reward")
+    option("--config", required=True, help="a file, or one that ships, such as tiny/grpo")
+    option("--accelerate", metavar="FILE", help="or a name, such as zero2 (that of the machine)")
+    option("--processes", type=int, help="how many (one for each GPU; on a CPU one)")
+
+
+def _add_configs(commands: _Commands) -> None:
+    """Add `rlhf-trl configs` with its options."""
+    option = commands.add(
+        "configs",
+        _configs,
+        "the configs that ship; copy one, show its values, see what differs between two",
+        "Every other option of `show` changes the config.",
+    )
+    option(
+        "words",
+        nargs="*",
+        metavar="WORD",
+        help="part of a name; or copy CONFIG NEW_FILE, diff CONFIG CONFIG, show CONFIG, where a "
+        "config is a file or a name, such as own/dpo",
+    )
+
+
+def _add_doctor(commands: _Commands) -> None:
+    commands.add(
+        "doctor",
+        _doctor,
+        "what is installed and what this machine has: ok, or what to do; exit code 1 if nothing "
+        "can train so",
+    )
 
 
 def _add_algorithms(commands: _Commands) -> None:
@@ -445,6 +490,65 @@ def _add_runs(commands: _Commands) -> None:
         "behind FOLDER",
     )
     option("--yes", action="store_true", help="do it; without, --delete says what it would do")
+
+
+def _train(args: argparse.Namespace) -> None:
+    """Launch a recipe, and end with its exit code."""
+    from rlhf_trl.run.launching import train
+
+    words = [*args.recipe_options, *["--traceback"] * args.traceback]
+    code = train(args.stage, args.config, words, args.accelerate, args.processes)
+    if code:
+        sys.exit(code)
+
+
+def _configs(args: argparse.Namespace) -> None:
+    """List the configs that ship; or copy one, show one, or print what differs between two."""
+    verb, *names = args.words or [""]
+    wanted = {"copy": 2, "diff": 2, "show": 1}.get(verb, 0)
+    if len(names) != wanted:
+        raise InputError(
+            "configs: write part of a name, copy CONFIG NEW_FILE, diff CONFIG CONFIG or show "
+            "CONFIG."
+        )
+    if args.recipe_options and verb != "show":
+        raise InputError(f"configs: {args.recipe_options[0]} is read by `configs show` alone.")
+    if verb == "copy":
+        from rlhf_trl.run.config_copies import copy
+
+        copy(*names)
+        print(f"{names[1]} is written")
+    elif verb in ("diff", "show"):
+        from rlhf_trl.models import load_quietly
+        from rlhf_trl.run import resolved
+
+        load_quietly()
+        is_diff = verb == "diff"
+        text = (
+            resolved.differences_shown(*names)
+            if is_diff
+            else resolved.shown(*names, args.recipe_options)
+        )
+        print(text)
+    else:
+        from rlhf_trl.evaluation import tables
+        from rlhf_trl.run.config_copies import listing
+
+        parts = [tables.text(lines, width=sys.maxsize) for lines in listing(verb) if lines]
+        print("\n\n".join(parts))
+
+
+def _doctor(args: argparse.Namespace) -> None:
+    """Print each finding as it comes."""
+    from rlhf_trl.run.doctor import findings
+
+    stopping = []
+    for finding in findings():
+        print(finding, flush=True)
+        if finding.stops:
+            stopping.append(finding.subject)
+    if stopping:
+        sys.exit(f"error: nothing trains here before this is mended: {', '.join(stopping)}.")
 
 
 def _algorithms(args: argparse.Namespace) -> None:

@@ -43,6 +43,12 @@ rlhf-trl compare --algorithms cispo
 rlhf-trl drift
 race outputs/wheel
 rlhf-trl rollouts outputs/wheel/grpo/seed-0
+for recipe in grpo dpo sft; do
+  rlhf-trl configs copy "tiny/$recipe" "$recipe.yaml"
+  rlhf-trl train "$recipe" --config "$recipe.yaml" --max_steps 3
+done
+rlhf-trl train grpo --config grpo.yaml --max_steps 3 --processes 2 --output_dir outputs/two
+rlhf-trl doctor
 
 mv "$work/away" "$work/project"
 "${install[@]}" --no-deps --editable "$work/project"

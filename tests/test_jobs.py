@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.run import jobs
+from rlhf_trl.run import jobs, launching
 from rlhf_trl.run.jobs import Job, do_all
 
 PROGRAM = """
 import subprocess, sys
 from pathlib import Path
-from rlhf_trl.run import jobs
+from rlhf_trl.run import jobs, launching
 
 start, folder = subprocess.Popen, Path(sys.argv[1])
 # a launcher that leaves a signal to its worker, which takes a moment to save, as a recipe does
@@ -194,7 +194,7 @@ def test_the_launcher_config_can_be_chosen(tmp_path, config, monkeypatch):
 
 def test_signals_are_those_of_before_afterwards(tmp_path, config, stand_in):
     stand_in(lambda folder, options: None)
-    before = [signal.getsignal(number) for number in jobs.STOPPING]
+    before = [signal.getsignal(number) for number in launching.STOPPING]
     do_all([Job(tmp_path / "a", "r", config)])
-    assert [signal.getsignal(number) for number in jobs.STOPPING] == before
+    assert [signal.getsignal(number) for number in launching.STOPPING] == before
     assert os.getpgid(0) == os.getpgrp()

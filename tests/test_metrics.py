@@ -455,6 +455,10 @@ def test_summary(finished, name):
     steps, summary = run.options["max_steps"], dict(run.summary)
     seconds, cpu_seconds = summary.pop("train_seconds"), summary.pop("train_cpu_seconds")
     assert 0 < cpu_seconds < 4 * seconds + 1
+    phases = summary.pop("time")
+    assert {"update", "evaluation"} <= phases.keys()
+    assert ("generation" in phases) == (name in POLICIES)
+    assert sum(phases.values()) >= seconds - 0.1  # with an evaluation after training, more
     versions = summary.pop("versions")
     assert versions["peft"] == (version("peft") if find_spec("peft") else None)
     for library in ("rlhf_trl", "trl", "transformers", "torch", "accelerate", "reasoning_gym"):

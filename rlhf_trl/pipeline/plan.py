@@ -14,6 +14,7 @@ from rlhf_trl.models import EMBEDDED, UNTRAINED
 from rlhf_trl.output import write_whole
 from rlhf_trl.run.config_files import read_config, value_at
 from rlhf_trl.run.folders import model_folder
+from rlhf_trl.run.shipped import config_file
 from rlhf_trl.run.stages import Stage, stage_of_config
 from rlhf_trl.run.yaml_loader import dump_yaml
 
@@ -86,13 +87,14 @@ def read_plan(path: str, output_dir: str | None = None) -> Plan:
     """Read and check a pipeline's YAML.
 
     Args:
-        path: of the YAML.
+        path: of the YAML, or the name of one that ships (`pipeline/tiny`).
         output_dir: in place of the one it names.
 
     Raises:
         InputError: a key or a stage is unknown, or a stage reads a model that no stage before it
             makes and that is not there.
     """
+    path = str(config_file(path))
     content = read_config(path)
     for key in content:
         if key not in KEYS:

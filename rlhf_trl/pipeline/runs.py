@@ -15,6 +15,8 @@ from rlhf_trl.pipeline.lineage import Run, is_run, leftovers, runs_in
 from rlhf_trl.pipeline.sizes import readable, size_of
 from rlhf_trl.run.config_types import show
 from rlhf_trl.run.differences import differences
+from rlhf_trl.run.durations import readable as readable_duration
+from rlhf_trl.run.durations import shares
 
 SHOWN = 40  # steps of two curves that are printed, at most
 TRAINING = ("reward", "loss")  # what curves show of training where nothing was evaluated
@@ -23,6 +25,7 @@ TRAINING = ("reward", "loss")  # what curves show of training where nothing was 
 def describe(run: Run) -> dict[str, Any]:
     """Return what a line shows of a run, for programs.
 
+    `time` is the seconds of each phase of `durations.PHASES`, null of a run of an earlier version;
     `before` and `after` are of the first metric of `HEADLINES` that was measured, null if none was;
     `date` is when it ended, or, if it has not, when it began.
     """
@@ -45,6 +48,7 @@ def describe(run: Run) -> dict[str, Any]:
         "metric": HEADLINES.get(key),
         "before": values[0],
         "after": values[-1],
+        "time": run.summary.get("time"),
         "bytes": size_of(run.folder),
         "date": datetime.fromtimestamp(dated.stat().st_mtime).isoformat(" ", "minutes"),
     }
@@ -69,6 +73,9 @@ def table(content: dict[str, Any]) -> str:
         result = " -> ".join(f"{value:.3f}" for value in ends)
         shown = {key: str(entry[key]) for key in ("run", "state", "algorithm", "steps", "seed")}
         shown["before -> after"] = f"{entry['metric']} {result}" if ends else "-"
+        phases = entry["time"] or {}
+        total = readable_duration(sum(phases.values()))
+        shown["time"] = f"{total} ({shares(phases)})" if phases else "-"
         lines.append({**shown, "size": readable(entry["bytes"]), "date": entry["date"]})
     count = len(lines)
     parts = [f"{count} {'run' if count == 1 else 'runs'}, {readable(content['bytes'])}"]

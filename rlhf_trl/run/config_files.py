@@ -76,6 +76,10 @@ class Written:
     """The mapping that files and a command line write, and which of them wrote what."""
 
     def __init__(self, path: str | Path):
+        if not Path(path).is_file():
+            from rlhf_trl.run.shipped import config_file
+
+            path = config_file(path)
         self.file = str(path)
         self.values: dict[str, Any] = {}
         self.writers: list[str] = []  # files, the deepest base first, and the command line last

@@ -29,7 +29,7 @@ def finish(
     name: str,
     last_step: int,
     kept_step: int,
-    training_time: Mapping[str, float],
+    training_time: Any,
     write_more: Callable[..., None] | None,
     prompts: Any,
 ) -> None:
@@ -42,7 +42,7 @@ def finish(
         name: of what was trained.
         last_step: the optimizer steps that were taken.
         kept_step: the step whose model is kept.
-        training_time: `seconds` and `cpu_seconds`.
+        training_time: the `TrainingTime`.
         write_more: writes what else there is; it takes trainer, folder and title.
         prompts: rows with the prompts, where the training rows hold tokens alone.
     """
@@ -53,6 +53,7 @@ def finish(
     # with load_best_model_at_end, later evaluations are of a model that is not kept
     until_kept = {step: end for step, end in evaluations.items() if step <= kept_step}
     questions = _questions(data)
+    seconds = training_time.so_far()
     seen, kind = examples_seen(trainer, data.train, kept_step)
     output.write_json(folder / "log.json", log)
     output.write_json(
@@ -71,8 +72,9 @@ def finish(
             "passed_over": data.tasks.passed_over if data.tasks is not None else 0,
             "before": until_kept[min(until_kept)]["metrics"] if len(until_kept) > 1 else {},
             "after": until_kept[max(until_kept)]["metrics"] if until_kept else {},
-            "train_seconds": round(training_time["seconds"], 2),
-            "train_cpu_seconds": round(training_time["cpu_seconds"], 2),
+            "train_seconds": round(seconds["seconds"], 2),
+            "train_cpu_seconds": round(seconds["cpu_seconds"], 2),
+            "time": training_time.phases(),
             "peak_memory_bytes": _peak_memory(args.device),
             "made_from": trainer.told["made_from"],
             "model_sha256": weights_sha256(folder / "model"),

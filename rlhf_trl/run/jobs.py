@@ -4,19 +4,15 @@ Beside what a run itself leaves, its folder then holds what it was asked for (`a
 printed (`output.txt`) and what it took (`cost.json`).
 """
 
-import ctypes
 import json
 import os
 import resource
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rlhf_trl.errors import InputError, Stopped
@@ -24,12 +20,16 @@ from rlhf_trl.output import ASKED, COST, PRINTED, finished, whole_checkpoints, w
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.differences import differences
 from rlhf_trl.run.folders import home
+from rlhf_trl.run.launching import (
+    POLL,
+    accelerate_file,
+    calling_on_stop,
+    launch_command,
+    signal_group,
+    start,
+    wait_for_group,
+)
 from rlhf_trl.run.options import join_options
-from rlhf_trl.run.processes import PR_SET_PDEATHSIG
-
-POLL = 0.1  # seconds between two looks at the runs
-PATIENCE = 600.0  # seconds for a run to save and end once its launcher has ended
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,15 @@ def do_all(jobs: Sequence[Job], side_by_side: int = 1, accelerate: str | None = 
         raise InputError(f"--accelerate: {accelerate} is not a file; name one as in configs/.")
     waiting = [job for job in jobs if not is_done(job)]
     state = _Jobs(waiting, total=len(jobs), done=len(jobs) - len(waiting))
-    with _passing_signals_on(state):
+
+    def pass_on(number: int) -> None:
+        """Note the first signal that tells this process to stop, and have all runs stop."""
+        if state.signal is None:
+            state.signal = number
+            for run in state.running:
+                signal_group(run.process.pid, signal.SIGTERM)
+
+    with calling_on_stop(pass_on):
         while state.running or (state.waiting and state.may_start):
             while state.may_start and len(state.running) < side_by_side:
                 job = state.ready()
@@ -139,7 +147,7 @@ def do_all(jobs: Sequence[Job], side_by_side: int = 1, accelerate: str | None = 
                 state.waiting.remove(job)
                 state.running.append(_start(job, accelerate))
                 if state.signal:  # it came before the run was in the list
-                    _signal_group(state.running[-1].process.pid, signal.SIGTERM)
+                    signal_group(state.running[-1].process.pid, signal.SIGTERM)
             for run in _ended(state.running):
                 state.note_end(run, side_by_side)
             time.sleep(POLL if state.running else 0)
@@ -151,36 +159,6 @@ def do_all(jobs: Sequence[Job], side_by_side: int = 1, accelerate: str | None = 
         raise state.failure
     for job in jobs:
         is_done(job)  # called for its error: a config may have been edited while the jobs ran
-
-
-@contextmanager
-def _passing_signals_on(state: _Jobs) -> Iterator[None]:
-    """In the block, note the first signal that tells this process to stop, and pass it on."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if state.signal is None:
-            state.signal = number
-            for run in state.running:
-                _signal_group(run.process.pid, signal.SIGTERM)
-
-    before = {}
-    for number in STOPPING:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
-            before[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _signal_group(group: int, number: int) -> bool:
-    """Send a signal (0: none) to a process group; return whether there is any process in it."""
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def request(job: Job) -> dict[str, Any]:
@@ -225,46 +203,27 @@ def _start(job: Job, accelerate: str | None) -> _Running:
     write_json(job.folder / ASKED, request(job))
     options = ["--output_dir", str(job.folder), "--disable_tqdm", "true"]
     options += ["--resume_from_checkpoint", "auto"]  # without a checkpoint, the run begins anew
-    config = accelerate or str(home() / "configs" / "accelerate" / "cpu.yaml")
-    command = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--quiet",
-        "--config_file",
-        config,
-        str(home() / job.recipe),
-        *join_options(job.words, options),
-        "--traceback",  # so that `_failure_of` has it to show
-    ]
+    config = accelerate or accelerate_file("cpu")
+    # with a traceback, so that `_failure_of` has it to show
+    words = [*join_options(job.words, options), "--traceback"]
+    command = launch_command([str(home() / job.recipe), *words], config)
     one_thread = {} if accelerate else {"OMP_NUM_THREADS": "1"}
     with (job.folder / PRINTED).open("ab") as printed:
         printed_before = printed.tell()
-        process = subprocess.Popen(
+        process = start(
             command,
             env={**os.environ, **one_thread},
             stdin=subprocess.DEVNULL,  # runs side by side would share the terminal
             stdout=printed,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # signals reach it through `do_all` alone
-            preexec_fn=_end_with_parent,
         )
     return _Running(job, process, time.monotonic(), printed_before)
-
-
-_prctl: Callable[..., int] | None = getattr(ctypes.CDLL(None), "prctl", None)  # Linux has it
-
-
-def _end_with_parent() -> None:
-    """Have the launcher be ended when this process dies; its worker then saves and ends."""
-    if _prctl is not None:
-        _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _ended(running: list[_Running]) -> list[_Running]:
     """Take the runs that have ended out of the list, write what they took, and return them.
 
-    A launcher that was told to stop ends before its workers do; they are waited for.
+    The workers of a launcher that was told to stop are waited for.
     """
     ended = []
     for run in [*running]:
@@ -272,10 +231,7 @@ def _ended(running: list[_Running]) -> list[_Running]:
         if pid == 0:
             continue
         run.process.returncode = os.waitstatus_to_exitcode(status)
-        until = time.monotonic() + PATIENCE
-        while _signal_group(pid, 0) and time.monotonic() < until:
-            time.sleep(POLL)
-        _signal_group(pid, signal.SIGKILL)
+        wait_for_group(pid)
         _add_cost(run.job.folder, used)
         running.remove(run)
         ended.append(run)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,7 +15,7 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 from datasets import disable_progress_bars
 from transformers import TrainerCallback
-from transformers.trainer_callback import ExportableState, ProgressCallback
+from transformers.trainer_callback import ProgressCallback
 
 from rlhf_trl import output
 from rlhf_trl.data.blocks import FileData
@@ -48,37 +47,6 @@ class _StartOfTraining(TrainerCallback):
             # of a policy-gradient trainer: what it has brought back from its checkpoint
             carried = getattr(self._trainer, "_carried", {})
             record.rewind(state.global_step, carried.get("generation", 0))
-
-
-class TrainingTime(TrainerCallback, ExportableState):
-    """Seconds of training up to now, with those before the checkpoint that a run goes on from.
-
-    Checkpoints hold them: in `trainer_state.json`, as transformers keeps what callbacks know.
-    """
-
-    def __init__(self, checkpoint: str | None):
-        self._before = {"seconds": 0.0, "cpu_seconds": 0.0}
-        if checkpoint is not None:
-            state = json.loads(Path(checkpoint, "trainer_state.json").read_text())
-            kept = state["stateful_callbacks"].get(type(self).__name__, {})
-            self._before |= kept.get("attributes", {})
-        self._started = time.time()
-        self._cpu_started = time.process_time()
-
-    def so_far(self) -> dict[str, float]:
-        """Return the `seconds` and this process's `cpu_seconds`."""
-        return {
-            "seconds": self._before["seconds"] + time.time() - self._started,
-            "cpu_seconds": self._before["cpu_seconds"] + time.process_time() - self._cpu_started,
-        }
-
-    def state(self) -> dict[str, dict[str, float]]:
-        """Return what a checkpoint keeps."""
-        return {"args": {}, "attributes": self.so_far()}
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take a place in the state, which one of a checkpoint of an earlier version lacks."""
-        state.stateful_callbacks.setdefault(type(self).__name__, self.state())
 
 
 @contextmanager
@@ -483,8 +451,10 @@ def _write_config(loaded: Loaded[Any, Any], folder: Path) -> None:
         resuming.keep_config(loaded, folder)
 
 
-def _train(trainer: Any) -> tuple[int, dict[str, float]]:
-    """Train; return the last optimizer step, and the `seconds` and `cpu_seconds` it took."""
+def _train(trainer: Any) -> tuple[int, Any]:
+    """Train; return the last optimizer step, and the `TrainingTime`."""
+    from rlhf_trl.run.training_time import TrainingTime
+
     args = trainer.args
     if not _can_evaluate(trainer):
         args.eval_on_start = False  # which transformers refuses without a data set
@@ -495,7 +465,7 @@ def _train(trainer: Any) -> tuple[int, dict[str, float]]:
 
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(RewardProgress())
-    training_time = TrainingTime(args.resume_from_checkpoint)  # adds to the checkpoint's seconds
+    training_time = TrainingTime(trainer, _can_evaluate(trainer))
     trainer.add_callback(training_time)
     stop = Stop(trainer)
     trainer.add_callback(stop)  # last, since it may end the run when all others have saved
@@ -511,7 +481,7 @@ def _train(trainer: Any) -> tuple[int, dict[str, float]]:
         raise InputError(
             "the run ended after 0 optimizer steps; raise max_steps, or give it more data."
         )
-    return result.global_step, training_time.so_far()
+    return result.global_step, training_time
 
 
 def _evaluate_at_end(trainer: Any, last_step: int) -> int:

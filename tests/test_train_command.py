@@ -1,0 +1,188 @@
+"""`rlhf-trl train`: what it launches, from any folder, and how that ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlhf_trl.cli import main
+from rlhf_trl.run import launching
+
+ROOT = Path(__file__).parent.parent
+# A launcher of one process: its child, of the same group, goes on a little after a SIGTERM.
+LAUNCHER = """
+import subprocess, sys
+program = '''
+import signal, sys, time
+def end(number, frame):
+    time.sleep(0.4)
+    open("saved", "w").close()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, end)
+open("began", "w").close()
+time.sleep(60)
+'''
+subprocess.run([sys.executable, "-c", program])
+"""
+
+
+@pytest.fixture
+def launched(monkeypatch, tmp_path, capsys):
+    """In an empty folder, return the command that `rlhf-trl train` starts, without starting it."""
+    commands = []
+    monkeypatch.setattr(launching, "_run", lambda command: commands.append(command) or 0)
+    monkeypatch.setattr(launching, "_gpus", lambda: 0)
+    monkeypatch.chdir(tmp_path)
+
+    def launched(*words):
+        main(["train", *words])
+        printed = subprocess.run(
+            ["bash", "-c", f"printf '%s\\n' {capsys.readouterr().out}"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        (command,) = commands
+        commands.clear()
+        assert printed.stdout.splitlines() == command  # a shell reads what is printed as these
+        return command
+
+    return launched
+
+
+def parts(command):
+    """Return accelerate's config, the number of processes (None: not said), script and options."""
+    place = command.index("--config_file")
+    config, rest = Path(command[place + 1]), command[place + 2 :]
+    count = None
+    if rest[0] == "--num_processes":
+        count, rest = int(rest[1]), rest[2:]
+    return config, count, Path(rest[0]), rest[1:]
+
+
+def test_a_shipped_config_is_launched_by_name_from_any_folder(launched):
+    config, count, script, options = parts(launched("grpo", "--config", "tiny/grpo"))
+    assert config.samefile(ROOT / "configs/accelerate/cpu.yaml") and count is None
+    assert script.samefile(ROOT / "recipes/grpo.py")
+    assert options[0] == "--config" and len(options) == 2
+    assert Path(options[1]).samefile(ROOT / "configs/tiny/grpo.yaml")
+    same = launched("grpo", "--config", "configs/tiny/grpo.yaml")  # as the README writes it
+    assert parts(same)[3] == options
+
+
+def test_a_file_comes_before_a_shipped_config_and_options_are_passed_on(launched):
+    Path("tiny").mkdir()
+    Path("tiny/grpo").write_text("output_dir: 'a b'\n")
+    words = ["--dataset.size=5", "--reward_funcs", "format", "exact_match"]
+    command = launched("grpo", "--config", "tiny/grpo", *words, "--traceback")
+    assert parts(command)[3] == ["--config", "tiny/grpo", *words, "--traceback"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words", "name", "count", "more"),
+    [
+        (0, ["tiny/dpo"], "cpu", None, []),
+        (0, ["tiny/dpo", "--processes", "2"], "cpu_2proc", 2, []),
+        (0, ["own/dpo", "--processes", "2"], "cpu_2proc", 2, ["--use_cpu", "true"]),
+        (1, ["own/dpo"], "one_gpu", None, []),
+        (4, ["own/dpo"], "ddp", 4, []),
+        (4, ["own/dpo", "--processes", "2"], "ddp", 2, []),
+        (4, ["own/dpo", "--processes", "1"], "one_gpu", None, []),
+        (4, ["tiny/dpo"], "cpu", None, []),  # it says use_cpu: true
+        (4, ["tiny/dpo", "--use_cpu", "false"], "ddp", 4, ["--use_cpu", "false"]),
+        (4, ["own/dpo", "--use_cpu", "true"], "cpu", None, ["--use_cpu", "true"]),
+        (8, ["scale/dpo_zero3", "--accelerate", "zero3"], "zero3", None, []),
+    ],
+)
+def test_the_machine_decides_how_it_is_launched(
+    launched, monkeypatch, gpus, words, name, count, more
+):
+    monkeypatch.setattr(launching, "_gpus", lambda: gpus)
+    config, processes, _, options = parts(launched("dpo", "--config", *words))
+    assert (config.stem, processes, options[2:]) == (name, count, more)
+
+
+def test_a_file_that_a_shipped_config_names_is_named_by_its_whole_path(launched):
+    _, _, _, options = parts(launched("sft", "--config", "book/sft"))
+    assert options[2] == "--samples.file"
+    assert Path(options[3]).samefile(ROOT / "configs/book/sft_prompts.txt")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["gpro", "--config", "tiny/grpo"], "there is no recipe 'gpro' (did you mean 'grpo'?)"),
+        (["grpo", "--config", "tiny/grpoo"], "(did you mean 'tiny/grpo'?); `rlhf-trl configs`"),
+        (["grpo", "--config", "tiny/grpo", "--processes", "0"], "--processes is 0; write 1"),
+        (["dpo", "--config", "tiny/dpo", "--accelerate", "zerro2"], "(did you mean 'zero2'?)"),
+        (["dpo", "--config", "scale/dpo_zero3"], "expects deepspeed; add --accelerate zero1"),
+        (
+            ["dpo", "--config", "tiny/dpo", "--accelerate", "zero2_offload"],
+            "rlhf-trl configs copy accelerate/zero2_offload mine.yaml",
+        ),
+        (["dpo", "--config", "tiny/dpo", "--max_steps", "1", "--max_steps", "2"], "more than once"),
+    ],
+)
+def test_what_cannot_be_launched_is_told_in_a_sentence(launched, words, sentence):
+    with pytest.raises(SystemExit) as stop:
+        launched(*words)
+    assert str(stop.value).startswith("error: ") and sentence in str(stop.value)
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("pass", 0),
+        ("raise SystemExit(3)", 3),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137),
+    ],
+)
+def test_the_exit_code_of_a_launch_is_passed_on(program, code):
+    assert launching._run([sys.executable, "-c", program]) == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_processes_which_save_first(tmp_path, number):
+    program = (
+        "import signal, sys; from rlhf_trl.run.launching import _run; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "  # ignored in the background
+        "sys.exit(_run([sys.executable, '-c', sys.argv[1]]))"
+    )
+    command = [sys.executable, "-c", program, LAUNCHER]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True)
+    until = time.monotonic() + 60
+    while not (tmp_path / "began").exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    os.killpg(process.pid, number)  # as a terminal does
+    assert process.wait(30) == 128 + number
+    assert (tmp_path / "saved").exists()  # it was waited for
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    assert LAUNCHER.split()[-1] not in left.stdout and "time.sleep(0.4)" not in left.stdout
+
+
+@pytest.mark.promise
+@pytest.mark.multiprocess
+def test_two_processes_train_a_copied_config_from_another_folder_and_ctrl_c_ends_them(tmp_path):
+    run = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "text": True}
+    command = [sys.executable, "-m", "rlhf_trl.cli"]
+    subprocess.run([*command, "configs", "copy", "tiny/grpo", "mine.yaml"], check=True, **run)
+    command += ["train", "grpo", "--config", "mine.yaml", "--processes", "2"]
+    command += ["--max_steps", "5000", "--disable_tqdm", "true", "--eval_strategy", "no"]
+    with (tmp_path / "printed").open("w") as printed:
+        how = {"stdout": printed, "stderr": subprocess.STDOUT, "start_new_session": True}
+        process = subprocess.Popen(command, **run, **how)
+    until = time.monotonic() + 300
+    while "step 10 of 5000" not in (tmp_path / "printed").read_text():
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) == 130
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    assert "mine.yaml" not in left.stdout
+    assert [path.name for path in tmp_path.glob("outputs/grpo/checkpoint-*")]
