@@ -2,8 +2,10 @@
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +29,14 @@ from rlhf_trl.data.columns import (
 from rlhf_trl.data.examples import Examples
 from rlhf_trl.data.gym import Row
 from rlhf_trl.data.prompt_keys import prompt_hash, prompt_key
-from rlhf_trl.data.readers import Misfit, WrongRow, check_reader, examples_of, forms
+from rlhf_trl.data.readers import (
+    Misfit,
+    WrongRow,
+    check_reader,
+    detected,
+    examples_of,
+    forms,
+)
 from rlhf_trl.errors import InputError, reason_in_short
 
 if TYPE_CHECKING:
@@ -88,6 +97,8 @@ def read_examples(
     key: str,
     convert: Callable[..., Counted],
     answers: Sequence[str] = (),
+    shapes: Sequence[str] = (),
+    notes: list[str] | None = None,
     **options: Any,
 ) -> Counted:
     """Return the examples made of the first `count` rows, and how many rows were left out.
@@ -105,6 +116,8 @@ def read_examples(
             rows, the path, `config.columns` and the `options`.
         answers: columns of right answers, which are read as the text that the file has: "1.50",
             not 1.5.
+        shapes: what the examples may serve as, by which a reader is chosen where none is named.
+        notes: gets a sentence if a reader is chosen by the columns.
         options: further arguments of `convert`.
 
     Raises:
@@ -112,7 +125,8 @@ def read_examples(
     """
     rows = _rows(path, split, count, config.name, config.reader, key)
     dataset = rows.dataset
-    if not config.reader:
+    reader = config.reader or _reader_by_columns(config, rows, shapes, notes)
+    if not reader:
         # a reader parses answers itself
         theirs = [config.columns.get(name, name) for name in answers]  # as the data set calls them
         dataset = _answers_as_written(rows, theirs)
@@ -121,8 +135,8 @@ def read_examples(
     while True:  # each pass leaves out the bad rows that the passes before raised
         try:
             readable, dropped_by_reader = dataset, {}
-            if config.reader:
-                readable, dropped_by_reader = _examples_by_reader(dataset, config.reader, path)
+            if reader:
+                readable, dropped_by_reader = _examples_by_reader(dataset, reader, path)
             examples, dropped = convert(readable, path, config.columns, **options)
             break
         except BadRows as error:
@@ -141,7 +155,29 @@ def read_examples(
     counts = dict(dropped_by_reader)
     if bad:
         counts[f"{BAD}{path}: {listed(bad, places)}"] = len(bad)
-    return examples, counts | dropped
+    for reason, count in dropped.items():  # a reason may be the reader's, too
+        counts[reason] = counts.get(reason, 0) + count
+    return examples, counts
+
+
+def _reader_by_columns(
+    config: FileData, rows: Rows, shapes: Sequence[str], notes: list[str] | None
+) -> str | None:
+    """Return the reader that the columns of rows call for, and note it; None: they call for none.
+
+    Columns that the user maps, and those of rows that only rewards read, are taken as they are.
+    """
+    if config.columns or "prompts" in shapes:
+        return None
+    names = [name for name in rows.dataset.column_names if name != ROW]
+    chosen = rows.dataset.features.get("chosen")
+    turn = getattr(chosen, "feature", chosen)  # of a list: what its elements are
+    from_value = isinstance(turn, dict) and {"from", "value"} <= turn.keys()
+    reader = detected(names, from_value, shapes)
+    if reader is not None and notes is not None:
+        columns_read = ", ".join(names)
+        notes.append(f"{rows.path} is read by dataset.reader: {reader} (it has {columns_read})")
+    return reader
 
 
 def _rows(
@@ -474,7 +510,6 @@ def _examples_by_reader(dataset: "Dataset", reader: str, where: str) -> Counted:
         where: the path or name of the data set, for errors.
     """
     names = [name for name in dataset.column_names if name != ROW]
-    check_unread(names, where)
     # a file that was read line by line has one column, `text`; a form of `lines` parses it
     is_lines = names == ["text"]
     needs_of_forms = [
@@ -490,8 +525,11 @@ def _examples_by_reader(dataset: "Dataset", reader: str, where: str) -> Counted:
         )
     form_number = fitting[0]
     row_number = [ROW] if ROW in dataset.column_names else []
-    rows = dataset.select_columns([*needs_of_forms[form_number], *row_number])
-    makes = forms(reader)[form_number].makes
+    form = forms(reader)[form_number]
+    read = [*needs_of_forms[form_number], *(name for name in form.takes if name in names)]
+    check_unread([name for name in names if name not in read], where)
+    rows = dataset.select_columns([*read, *row_number])
+    makes = form.makes
     features = {column: _feature(kind) for column, kind in makes.items()}
     features[LEFT_OUT] = _feature("string")  # the reason why a row gives no example
     # an example for each row, or, in the column LEFT_OUT, the reason why there is none
@@ -505,6 +543,8 @@ def _examples_by_reader(dataset: "Dataset", reader: str, where: str) -> Counted:
             f"dataset: the reader {reader} makes no example of the {len(results)} rows of {where} "
             f"({', '.join(dropped)}); there is nothing to train on."
         )
+    if "tools" in makes and not any(cells(results, "tools")):
+        results = results.remove_columns("tools")  # which few recipes read
     if not dropped:
         return results.remove_columns(LEFT_OUT), {}
     # not by `filter`, which keeps all rows and a list of the numbers of some: slow to read later
@@ -539,8 +579,10 @@ def _without_reasons(batch: "pa.Table", code: str) -> "pa.Table":
 
 def _feature(kind: Any) -> Any:
     """Return the feature of `datasets` that a reader's word for a type means."""
-    from datasets import List, Value
+    from datasets import Json, List, Value
 
+    if kind == "json":
+        return Json()
     if isinstance(kind, list):
         return List(_feature(kind[0]))
     if isinstance(kind, dict):
@@ -647,32 +689,111 @@ def read_sides(
     import numpy as np
 
     check_reader(config.reader, *shapes)
+    notes: list[str] = []
+    options |= {"shapes": shapes, "notes": notes}
+    limits = [limit for limit in (count, config.limit) if limit is not None]
+    most = min(limits, default=None)
+    count = None if config.mix else most  # a mixture has `most` of all files
     train, dropped = read_examples(
         config, config.path, config.split, count, "path", convert, **options
     )
     columns.check_alike(train, train[0], config.path)
+    files = np.zeros(len(train), dtype=np.int64)  # which file each example is of
+    if config.mix:
+        train, files, dropped = _with_mixed_files(config, train, dropped, convert, options)
     turns = getattr(config, "turns", "last")  # only demonstrations have the choice
     keys = _keys(train, turns)
+    held_out = None
     if config.eval_path or config.eval_split:
         held_out, dropped_held_out = _read_held_out(config, train, keys, turns, convert, options)
         dropped |= dropped_held_out  # their reasons say "to evaluate on"
-        return _sliced(config, Examples(train, held_out, tasks=None, dropped=dropped), keys)
-    if config.eval_size is None:
-        data = Examples(train, held_out=None, tasks=None, dropped=dropped)
-        return _sliced(config, data, keys)
-    # The prompts with the smallest hashes are held out, so that the order of rows does not matter.
-    different = np.unique(keys)  # sorted
-    is_held_out = np.isin(keys, different[: config.eval_size])
-    if is_held_out.all():
-        raise InputError(
-            f"dataset.eval_size: {config.path} has {len(different)} different prompts "
-            f"(system text, letter case and white space aside), and {config.eval_size} held out "
-            "leave nothing to train on; hold out fewer."
+    elif config.eval_size is not None:
+        # The prompts with the smallest hashes are held out, so that the order of rows does not
+        # matter.
+        different = np.unique(keys)  # sorted
+        is_held_out = np.isin(keys, different[: config.eval_size])
+        if is_held_out.all():
+            raise InputError(
+                f"dataset.eval_size: {config.path} has {len(different)} different prompts "
+                f"(system text, letter case and white space aside), and {config.eval_size} held "
+                "out leave nothing to train on; hold out fewer."
+            )
+        held_out = train.select(np.flatnonzero(is_held_out))
+        train = train.select(np.flatnonzero(~is_held_out))
+        keys, files = keys[~is_held_out], files[~is_held_out]
+    data = Examples(train, held_out, tasks=None, dropped=dropped, notes=notes)
+    if config.mix:
+        keys = _mixed(config, data, keys, files, most)
+    return _sliced(config, data, keys)
+
+
+def _with_mixed_files(
+    config: FileData,
+    train: "Dataset",
+    dropped: Mapping[str, int],
+    convert: Callable[..., Counted],
+    options: Mapping[str, Any],
+) -> tuple["Dataset", "np.ndarray", dict[str, int]]:
+    """Return the examples of all files of a mixture, the file of each, and how many make none.
+
+    Args:
+        config: the block.
+        train: the examples of `config.path`.
+        dropped: how many rows there were left out, by reason.
+        convert: makes examples of rows, as `read_examples` calls it.
+        options: further arguments of `read_examples`.
+    """
+    import numpy as np
+
+    from rlhf_trl.data.mixtures import joined
+
+    parts, counts = [train], Counter(dropped)
+    for number, file in enumerate(config.mix):
+        check_reader(file.reader, *options["shapes"])
+        block = replace(config, reader=file.reader, columns=file.columns, name=file.name)
+        key = f"mix.{number}.path"
+        part, left_out = read_examples(block, file.path, file.split, None, key, convert, **options)
+        parts.append(part)
+        counts.update(left_out)
+    paths = [config.path, *(file.path for file in config.mix)]
+    files = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    return joined(parts, paths), files, dict(counts)
+
+
+def _mixed(
+    config: FileData, data: Examples, keys: "np.ndarray", files: "np.ndarray", most: int | None
+) -> "np.ndarray":
+    """Leave the training examples that have the shares of a mixture; return their `keys`.
+
+    Args:
+        config: the block.
+        data: the examples, N of them to train on.
+        keys: (N,) hashes of the prompts to train on.
+        files: (N,) which file each is of, from 0.
+        most: examples of the mixture; None: as many as there are.
+    """
+    import numpy as np
+
+    from rlhf_trl.data.mixtures import share_sizes, spread
+
+    paths = [config.path, *(file.path for file in config.mix)]
+    weights = [1.0, *(file.weight for file in config.mix)]
+    places = [np.flatnonzero(files == number) for number in range(len(paths))]
+    sizes = share_sizes([len(p) for p in places], weights, most)
+    shares = []
+    for path, size, places_of_file in zip(paths, sizes, places, strict=True):
+        if not size:
+            raise InputError(
+                f"dataset.mix: no example of {path} is in a mixture of {sum(sizes)} with these "
+                "weights; raise its weight, or add examples to the others."
+            )
+        shares.append(
+            f"{size} of {len(places_of_file)} examples of {path} ({size / sum(sizes):.1%})"
         )
-    held_out = train.select(np.flatnonzero(is_held_out))
-    train = train.select(np.flatnonzero(~is_held_out))
-    data = Examples(train, held_out, tasks=None, dropped=dropped)
-    return _sliced(config, data, keys[~is_held_out])
+    data.notes.append(f"mixture: {', '.join(shares)}")
+    chosen = spread([p[:size] for p, size in zip(places, sizes, strict=True)])
+    data.train = data.train.select(chosen)
+    return keys[chosen]
 
 
 def _sliced(config: FileData, data: Examples, keys: "np.ndarray") -> Examples:
