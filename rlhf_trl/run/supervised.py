@@ -25,7 +25,7 @@ LOSSES = {
 def train_supervised(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     """Do what the recipe of supervised fine-tuning does: load, train, evaluate, save, report."""
     own, args = loaded.own, loaded.trl
-    _decide_what_is_trained(loaded)
+    decide_what_is_trained(loaded)
     train.begin(loaded, "sft")
     data = train.read(args, load_demonstrations, own.dataset, own.demonstrator)
     tokenizer, templated = load_tokenizers(loaded, data)
@@ -85,7 +85,7 @@ def fix_fields(loaded: Loaded[Any, Any], values: Mapping[str, Any], by: str) -> 
         setattr(loaded.trl, key, value)
 
 
-def _decide_what_is_trained(loaded: Loaded[Any, Any]) -> None:
+def decide_what_is_trained(loaded: Loaded[Any, Any]) -> None:
     """Let `dataset.turns` decide what is trained, and refuse what contradicts it or is not read."""
     own, args = loaded.own, loaded.trl
     if args.chat_template_path is not None and own.chat_template_fallback is not None:
