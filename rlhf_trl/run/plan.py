@@ -433,7 +433,7 @@ def batches(plan: Plan, examples: int | None = None) -> list[str]:
     if steps:
         texts = 2 if stage.name in PAIRED else 1
         tokens = steps * batch * texts * plan.texts.tokens
-        sentences.append(f"{steps} optimizer steps, on at most {tokens:,} tokens")
+        sentences.append(f"{steps} optimizer step{'s' * (steps > 1)}, on at most {tokens:,} tokens")
     return sentences
 
 

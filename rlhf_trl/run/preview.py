@@ -91,6 +91,9 @@ def opened(config: str, words: Sequence[str] = ()) -> Opened:
     loaded = stage.load(join_options(words, ["--config", config]))
     if stage.name == "sft":
         decide_what_is_trained(loaded)
+    if hasattr(loaded.own.dataset, "step_split"):  # of a process model: see `train_reward_model`
+        loaded.trl.step_separator = loaded.own.dataset.step_separator
+        loaded.trl.step_split = loaded.own.dataset.step_split
     data, note = _examples(stage, loaded)
     if stage.name == "kto" and "chosen" in data.train.column_names:
         data.train, note = unpair_preference_dataset(data.train), UNPAIRED

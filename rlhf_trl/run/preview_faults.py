@@ -79,14 +79,14 @@ def faults_of_tokens(
     Args:
         examples: their texts.
         tokenizer: that made the tokens.
-        ends: the tokens at which the model stops.
+        ends: the tokens at which the model stops; none: it generates nothing.
         limit: tokens of a text at most, where it may be cut; None: none is.
     """
     texts = [text for example in examples for text in example]
     whole = [text for text in texts if limit is None or len(text.ids) < limit]
     learned = [[i for i, t in zip(text.ids, text.trained, strict=True) if t] for text in whole]
     endless = sum(bool(ids) and not ends & {*ids} for ids in learned)
-    if endless:
+    if ends and endless:
         names = " or ".join(sorted(tokenizer.decode([token]) for token in ends))
         yield (
             f"EOS is missing: {endless} of the first {len(texts)} texts do not train the model to "

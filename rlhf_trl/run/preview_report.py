@@ -7,11 +7,14 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from rlhf_trl.data.answers import completion_text
+from rlhf_trl.data.made import demonstrations
 from rlhf_trl.data.preview import DROPPED, IDENTICAL, Measured
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import UNTRAINED, _path_or_name
@@ -133,9 +136,11 @@ def _fed(run: Opened, places: Sequence[int]) -> list[list[Fed]]:
 
 
 def _ends(run: Opened) -> set[int]:
-    """Return the tokens at which the run's model stops generating."""
+    """Return the tokens at which the run's model stops generating; a reward model has none."""
     from transformers import GenerationConfig
 
+    if run.stage.makes == "reward_model":
+        return set()
     ends = {run.tokenizer.eos_token_id}
     model = run.loaded.model
     if model.model_name_or_path == UNTRAINED:
@@ -163,6 +168,11 @@ def _to_come(run: Opened, measured: Sequence[Measured], count: int) -> list[str]
     steps = steps_to_come(plan, known)
     note = on_policy_note(loaded)
     sentences = [] if note is None else [note]
+    if run.stage.prompted:
+        sentences.append(
+            f"trained: sampled answers of at most {args.max_completion_length} tokens, with the "
+            f"{run.templated.eos_token} that ends them"
+        )
     sentences += batches(plan, known)
     for noun, strategy, every in (
         ("checkpoints", args.save_strategy, args.save_steps),
@@ -171,7 +181,7 @@ def _to_come(run: Opened, measured: Sequence[Measured], count: int) -> list[str]
         kind = getattr(strategy, "value", strategy)
         if kind == "steps" and steps:
             every = int(every) if every >= 1 else max(1, int(steps * every))
-            sentences.append(f"{noun}: every {every} steps, {steps // every} and one at the end")
+            sentences.append(f"{noun}: {steps // every}, every {every} steps, and one at the end")
         elif kind == "epoch":
             sentences.append(f"{noun}: one each epoch, of {args.num_train_epochs:g}")
     return sentences
@@ -190,23 +200,40 @@ def _called_rewards(run: Opened, completion: str | None) -> list[str]:
     if not names:
         return sentences
     rows = list(data.train.select(range(len(data.train))[:SHOWN]))
-    column = next((name for name in (*answer_columns(own), ANSWER) if name in rows[0]), None)
-    texts = [completion if completion is not None else str(row.get(column)) for row in rows]
-    what = "--completion" if completion is not None else f"the column {column}"
+    texts, what = _texts_to_judge(run, rows, completion)
     called = [name for name in names if name.partition(":")[0] != ASKS_A_SERVER]
     functions = load_rewards(called, data.tasks, data.train.column_names) if called else []
-    if completion is None and column is None:
+    if texts is None:
         return [*sentences, "rewards are not called: name a text for them with --completion"]
     for name, function in zip(called, functions, strict=True):
         values, seconds = _call(function, rows, texts, data.conversational)
         shown = ", ".join("none" if value is None else f"{value:g}" for value in values)
         sentences.append(
-            f"reward {name}: {shown} for {what} of the first {len(rows)} rows, in "
+            f"reward {name}: {shown} for {what} to the first {len(rows)} rows, in "
             f"{1000 * seconds:.3g} ms a call"
         )
     if len(called) < len(names):
         sentences.append(f"reward {ASKS_A_SERVER}: not called, as it asks a server")
     return sentences
+
+
+def _texts_to_judge(
+    run: Opened, rows: Sequence[dict[str, Any]], completion: str | None
+) -> tuple[list[str] | None, str]:
+    """Return a text for each row that rewards may judge, and what it is; None: there is none.
+
+    It is the `completion`, or else the right answer: of the gym's tasks as the demonstrator writes
+    it, of one's own data as it stands in the column that the rewards compare with.
+    """
+    if completion is not None:
+        return [completion] * len(rows), "--completion"
+    if run.data.tasks is not None:
+        with suppress(InputError, KeyError):  # a task that the demonstrator does not know
+            shown = demonstrations(rows, "right")
+            return [completion_text(row["completion"]) for row in shown], "right answers"
+    names = (*answer_columns(run.loaded.own), ANSWER)
+    column = next((name for name in names if name in rows[0]), None)
+    return column and [str(row[column]) for row in rows], f"the column {column}"
 
 
 def _call(
