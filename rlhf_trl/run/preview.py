@@ -36,7 +36,8 @@ from rlhf_trl.run.held_rows import answer_text, tokens_of
 from rlhf_trl.run.options import join_options
 from rlhf_trl.run.reward_models import loader_of
 from rlhf_trl.run.stages import Stage, stage_of_config
-from rlhf_trl.run.supervised import decide_what_is_trained, load_tokenizers
+from rlhf_trl.run.supervised import check_marks, decide_what_is_trained, load_tokenizers
+from rlhf_trl.run.train import check_template
 
 UNPAIRED = "KTO learns from each answer of a pair by itself; a row is one answer"
 Measure = Callable[[Row], Measured]
@@ -100,8 +101,11 @@ def opened(config: str, words: Sequence[str] = ()) -> Opened:
         data.held_out = data.held_out and unpair_preference_dataset(data.held_out)
     if stage.name == "sft":
         tokenizer, templated = load_tokenizers(loaded, data)
+        if data.conversational:
+            check_marks(templated, loaded.trl)
     else:
         templated = tokenizer = load_tokenizer(loaded.model, loaded.trl, data.conversational)
+    check_template(data, templated, loaded.trl, loaded.own.dataset)
     measure, limit = _measure(stage, loaded, data, templated)
     return Opened(config, stage, loaded, data, note, measure, limit, tokenizer, templated)
 

@@ -142,6 +142,8 @@ def _ends(run: Opened) -> set[int]:
     if run.stage.makes == "reward_model":
         return set()
     ends = {run.tokenizer.eos_token_id}
+    if getattr(run.loaded.trl, "eos_token", None):  # the trainer adds it to the model's
+        ends.add(run.tokenizer.convert_tokens_to_ids(run.loaded.trl.eos_token))
     model = run.loaded.model
     if model.model_name_or_path == UNTRAINED:
         return ends
