@@ -9,6 +9,7 @@ from rlhf_trl.run.fed import Fed
 
 TRAINED = ("\x1b[1;32m", "\x1b[0m")  # bold green in a terminal
 BRACKETS = ("[[", "]]")
+NEW_LINE = "↵"  # of trained ends of lines
 CLIPPED = 700  # letters of a text that a terminal shows, half of them from each end
 STYLE = """body { font: 14px/1.45 system-ui, sans-serif; margin: 16px; color: #222;
   background: #f6f7f9; } h1 { font-size: 16px; } h2 { font-size: 14px; margin: 14px 0 4px; }
@@ -74,6 +75,8 @@ def _wrapped(runs: Runs, width: int, in_color: bool, pad: bool = False) -> list[
             lines.append([])
         if letter != "\n":
             lines[-1].append((letter, is_trained))
+        elif is_trained:  # at the end of the line before
+            lines[-2].append((NEW_LINE, is_trained))
     written = []
     for line in lines:
         text, size = "", len(line)
