@@ -13,7 +13,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from rlhf_trl.models import EMBEDDED, _path_or_name
+from rlhf_trl.models import EMBEDDED, path_or_name
 from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.stages import Stage
 
@@ -60,7 +60,7 @@ def fed_examples(
         stand_in = copy(loaded.model)
         stand_in.model_name_or_path = EMBEDDED
         trainer = stage.part("trainer")(
-            model=_path_or_name(stand_in),
+            model=path_or_name(stand_in),
             args=args,
             train_dataset=rows,
             processing_class=tokenizer,

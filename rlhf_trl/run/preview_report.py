@@ -17,7 +17,7 @@ from rlhf_trl.data.answers import completion_text
 from rlhf_trl.data.made import demonstrations
 from rlhf_trl.data.preview import DROPPED, IDENTICAL, Measured
 from rlhf_trl.errors import InputError
-from rlhf_trl.models import UNTRAINED, _path_or_name
+from rlhf_trl.models import UNTRAINED, path_or_name
 from rlhf_trl.output import write_whole
 from rlhf_trl.rewards.loading import answer_columns, load_rewards
 from rlhf_trl.rewards.verifiers import ANSWER
@@ -148,7 +148,7 @@ def _ends(run: Opened) -> set[int]:
     if model.model_name_or_path == UNTRAINED:
         return ends
     try:
-        config = GenerationConfig.from_pretrained(_path_or_name(model))
+        config = GenerationConfig.from_pretrained(path_or_name(model))
     except OSError:  # a model without such a file stops at the tokenizer's
         return ends
     named = config.eos_token_id
