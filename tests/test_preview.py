@@ -340,3 +340,14 @@ def test_rewards_and_what_comes(tmp_path, capsys, monkeypatch):
     assert "reward number: 1, 1, 1 for the column answer to the first 3 rows, in " in first
     wrong = screen(tmp_path, capsys, "grpo", path, "--completion", "It is 2.", *words)
     assert "reward number: 0, 1, 0 for --completion to the first 3 rows, in " in wrong
+
+
+def test_a_mixture_and_a_limit_from_the_command_line(tmp_path, capsys):
+    rows = [{"prompt": f"a {n}", "completion": "b"} for n in range(30)]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    other = write_lines(tmp_path / "other.jsonl", [{**row, "prompt": "c"} for row in rows])
+    mix = f"[{{path: {other}, weight: 0.5}}]"
+    first = screen(tmp_path, capsys, "sft", path, "--dataset.mix", mix, "--dataset.limit", "12")
+    shares = f"mixture: 8 of 30 examples of {path} (66.7%), 4 of 30 examples of {other} (33.3%)"
+    assert shares in first
+    assert ["rows", "12"] in [line.split() for line in first.splitlines()]

@@ -420,7 +420,7 @@ def _below_system(row: Row, conversation: list[Row]) -> list[Row]:
 def _turns_of(value: Any, column: str) -> list[Row]:
     """Return messages of turns, which say `from` and `value`, or `role` and `content`."""
     messages = []
-    for n, turn in enumerate(_list(value, column)):
+    for n, turn in enumerate(_of(list, value, column, "list of turns")):
         where = f"{column}[{n}]"
         turn = _of(dict, turn, where, "turn with from and value, or role and content")
         speaker = turn.get("from") or turn.get("role")
@@ -455,32 +455,27 @@ def _joined(content: Any, where: str, calls: bool) -> str:
 
 def _call(call: Any, where: str) -> Row:
     """Return a call of a tool as chat templates read it, with its arguments as a mapping."""
+    from trl.trainer.utils import remove_none_values  # of keys that Arrow added
+
     function = _of(dict, call, where, "call of a tool")
     function = function.get("function") or function
     arguments = _parsed(function.get("arguments"), f"the arguments of a call in {where}")
     name = _text(function.get("name"), f"the name of a call in {where}")
     known = {key: call[key] for key in ("id",) if call.get(key)}
-    called = {"name": name, "arguments": _unpadded(arguments)}
+    called = {"name": name, "arguments": remove_none_values(arguments)}
     return {**known, "type": "function", "function": called}
 
 
 def _tools(value: Any) -> list[Row] | None:
     """Return tools as chat templates read them; None: there are none."""
+    from trl.trainer.utils import remove_none_values  # of keys that Arrow added
+
     tools = _parsed(value, "tools") if value else []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise Misfit("tools", value, "list of tools")
-    tools = _unpadded(tools)
+    tools = remove_none_values(tools)
     wrapped = [t if "function" in t else {"type": "function", "function": t} for t in tools]
     return wrapped or None
-
-
-def _unpadded(value: Any) -> Any:
-    """Return a nested value without the keys that Arrow added, which hold None."""
-    if isinstance(value, list):
-        return [_unpadded(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _unpadded(item) for key, item in value.items() if item is not None}
-    return value
 
 
 def _parsed(value: Any, where: str) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 from datasets import Dataset
 
 from rlhf_trl.models import EMBEDDED, path_or_name
+from rlhf_trl.rollouts.generate import prompt_texts
 from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.stages import Stage
 
@@ -72,21 +73,30 @@ def fed_examples(
 
 
 def fed_prompts(
-    loaded: Loaded[Any, Any], rows: Sequence[Mapping[str, Any]], tokenizer: Any
+    stage: Stage, loaded: Loaded[Any, Any], rows: Sequence[Mapping[str, Any]], tokenizer: Any
 ) -> list[Fed]:
-    """Return the prompts of rows as TRL's GRPOTrainer reads them, with no token marked."""
-    from trl import GRPOTrainer
+    """Return the prompts of rows as they are answered, with no token marked.
 
-    read_by_its_method = SimpleNamespace(
-        processing_class=tokenizer,
-        chat_template=None,
-        chat_template_kwargs=getattr(loaded.trl, "chat_template_kwargs", None) or {},
-        tools=None,
-        environment_factories=None,
-        _is_vlm=False,
-    )
+    While a policy trains, TRL's GRPOTrainer reads them; answers that are sampled before are those
+    of the package's own generation.
+    """
     prompts = [row["prompt"] for row in rows]
-    ids_of_prompts, *_ = GRPOTrainer._tokenize_prompts(read_by_its_method, prompts)
+    if stage.prompted:
+        from trl import GRPOTrainer
+
+        read_by_its_method = SimpleNamespace(
+            processing_class=tokenizer,
+            chat_template=None,
+            chat_template_kwargs=loaded.trl.chat_template_kwargs or {},
+            tools=None,
+            environment_factories=None,
+            _is_vlm=False,
+        )
+        ids_of_prompts, *_ = GRPOTrainer._tokenize_prompts(read_by_its_method, prompts)
+    else:
+        texts = prompt_texts(tokenizer, rows)
+        is_text = isinstance(prompts[0], str)  # a chat template writes special tokens itself
+        ids_of_prompts = tokenizer(texts, add_special_tokens=is_text)["input_ids"]
     return [Fed("prompt", [*ids], [False] * len(ids)) for ids in ids_of_prompts]
 
 

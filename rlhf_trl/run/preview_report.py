@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +106,9 @@ def report(config: str, words: Sequence[str] = (), completion: str | None = None
         raise InputError(
             f"dataset: no training row is left; {'; '.join(counted(faults, len(rows)))}."
         )
-    order = dict.fromkeys(place for place in chain(*faults.values(), kept) if place in {*kept})
-    examples = _fed(run, [*order][:PREPARED])
+    faulty = {place for places in faults.values() for place in places}
+    order = sorted(kept, key=lambda place: place not in faulty)  # faulty ones first
+    examples = _fed(run, order[:PREPARED])
     # a limit may have cut the texts that reach it
     limit = None if run.is_prompts else run.loaded.trl.max_length
     of_tokens = faults_of_tokens(examples, run.templated, _ends(run), limit)
@@ -126,7 +126,8 @@ def _fed(run: Opened, places: Sequence[int]) -> list[list[Fed]]:
     """Return the training rows at these places as the trainer reads them."""
     rows = run.data.train.select(places)
     if run.is_prompts:
-        return [[prompt] for prompt in fed_prompts(run.loaded, list(rows), run.templated)]
+        prompts = fed_prompts(run.stage, run.loaded, list(rows), run.templated)
+        return [[prompt] for prompt in prompts]
     try:
         return fed_examples(run.stage, run.loaded, rows, run.tokenizer)
     except InputError:
