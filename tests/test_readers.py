@@ -471,13 +471,16 @@ def test_a_mixture_has_the_shares_of_its_weights(tmp_path, counts, weights, limi
 
 
 def test_files_of_several_forms_are_mixed(tmp_path):
-    mix = [MixedFile(fixture("openai")), MixedFile(fixture("alpaca"))]
+    mix = [MixedFile(fixture(name)) for name in ("openai", "alpaca")]
+    mix.append(MixedFile(fixture("hh"), weight=0.5, reader="hh"))  # its chosen answer is learned
     data = loaded(load_demonstrations, fixture("no_robots"), mix=mix)
     by_answer = {row["completion"][0]["content"]: row for row in data.train}
-    assert set(by_answer) == {"Bee.", "OTTO!", "It is 2.", "Hi.", "8", "A wren."}
+    assert set(by_answer) == {
+        *("Bee.", "OTTO!", "It is 2.", "Hi.", "8", "A wren.", "About eight minutes.")
+    }
     assert by_answer["It is 2."]["tools"] == [tool("price", "of")]
     assert by_answer["Bee."]["tools"] is None and by_answer["Bee."]["prompt"][0]["role"] == "user"
-    assert data.dropped[BLANK] == 1
+    assert data.dropped[BLANK] == 2
 
 
 def test_a_mixture_of_texts_and_messages_is_refused(tmp_path):

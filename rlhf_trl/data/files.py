@@ -2,10 +2,8 @@
 
 import csv
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -700,7 +698,12 @@ def read_sides(
     columns.check_alike(train, train[0], config.path)
     files = np.zeros(len(train), dtype=np.int64)  # which file each example is of
     if config.mix:
-        train, files, dropped = _with_mixed_files(config, train, dropped, convert, options)
+        from rlhf_trl.data.mixtures import mixed, with_other_files
+
+        def read_other(block: FileData, path: str, split: str, key: str) -> Counted:
+            return read_examples(block, path, split, None, key, convert, **options)
+
+        train, files, dropped = with_other_files(config, train, dropped, shapes, read_other)
     turns = getattr(config, "turns", "last")  # only demonstrations have the choice
     keys = _keys(train, turns)
     held_out = None
@@ -708,92 +711,32 @@ def read_sides(
         held_out, dropped_held_out = _read_held_out(config, train, keys, turns, convert, options)
         dropped |= dropped_held_out  # their reasons say "to evaluate on"
     elif config.eval_size is not None:
-        # The prompts with the smallest hashes are held out, so that the order of rows does not
-        # matter.
-        different = np.unique(keys)  # sorted
-        is_held_out = np.isin(keys, different[: config.eval_size])
-        if is_held_out.all():
-            raise InputError(
-                f"dataset.eval_size: {config.path} has {len(different)} different prompts "
-                f"(system text, letter case and white space aside), and {config.eval_size} held "
-                "out leave nothing to train on; hold out fewer."
-            )
+        is_held_out = _held_out_by_hash(config, keys)
         held_out = train.select(np.flatnonzero(is_held_out))
         train = train.select(np.flatnonzero(~is_held_out))
         keys, files = keys[~is_held_out], files[~is_held_out]
     data = Examples(train, held_out, tasks=None, dropped=dropped, notes=notes)
     if config.mix:
-        keys = _mixed(config, data, keys, files, most)
+        keys = mixed(config, data, keys, files, most)
     return _sliced(config, data, keys)
 
 
-def _with_mixed_files(
-    config: FileData,
-    train: "Dataset",
-    dropped: Mapping[str, int],
-    convert: Callable[..., Counted],
-    options: Mapping[str, Any],
-) -> tuple["Dataset", "np.ndarray", dict[str, int]]:
-    """Return the examples of all files of a mixture, the file of each, and how many make none.
+def _held_out_by_hash(config: FileData, keys: "np.ndarray") -> "np.ndarray":
+    """Return which of N prompts, (N,), are the `eval_size` with the smallest hashes.
 
-    Args:
-        config: the block.
-        train: the examples of `config.path`.
-        dropped: how many rows there were left out, by reason.
-        convert: makes examples of rows, as `read_examples` calls it.
-        options: further arguments of `read_examples`.
+    So the order of rows does not matter. `keys` are the (N,) hashes, as `_keys` returns them.
     """
     import numpy as np
 
-    from rlhf_trl.data.mixtures import joined
-
-    parts, counts = [train], Counter(dropped)
-    for number, file in enumerate(config.mix):
-        check_reader(file.reader, *options["shapes"])
-        block = replace(config, reader=file.reader, columns=file.columns, name=file.name)
-        key = f"mix.{number}.path"
-        part, left_out = read_examples(block, file.path, file.split, None, key, convert, **options)
-        parts.append(part)
-        counts.update(left_out)
-    paths = [config.path, *(file.path for file in config.mix)]
-    files = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    return joined(parts, paths), files, dict(counts)
-
-
-def _mixed(
-    config: FileData, data: Examples, keys: "np.ndarray", files: "np.ndarray", most: int | None
-) -> "np.ndarray":
-    """Leave the training examples that have the shares of a mixture; return their `keys`.
-
-    Args:
-        config: the block.
-        data: the examples, N of them to train on.
-        keys: (N,) hashes of the prompts to train on.
-        files: (N,) which file each is of, from 0.
-        most: examples of the mixture; None: as many as there are.
-    """
-    import numpy as np
-
-    from rlhf_trl.data.mixtures import share_sizes, spread
-
-    paths = [config.path, *(file.path for file in config.mix)]
-    weights = [1.0, *(file.weight for file in config.mix)]
-    places = [np.flatnonzero(files == number) for number in range(len(paths))]
-    sizes = share_sizes([len(p) for p in places], weights, most)
-    shares = []
-    for path, size, places_of_file in zip(paths, sizes, places, strict=True):
-        if not size:
-            raise InputError(
-                f"dataset.mix: no example of {path} is in a mixture of {sum(sizes)} with these "
-                "weights; raise its weight, or add examples to the others."
-            )
-        shares.append(
-            f"{size} of {len(places_of_file)} examples of {path} ({size / sum(sizes):.1%})"
+    different = np.unique(keys)  # sorted
+    is_held_out = np.isin(keys, different[: config.eval_size])
+    if is_held_out.all():
+        raise InputError(
+            f"dataset.eval_size: {config.path} has {len(different)} different prompts "
+            f"(system text, letter case and white space aside), and {config.eval_size} held out "
+            "leave nothing to train on; hold out fewer."
         )
-    data.notes.append(f"mixture: {', '.join(shares)}")
-    chosen = spread([p[:size] for p, size in zip(places, sizes, strict=True)])
-    data.train = data.train.select(chosen)
-    return keys[chosen]
+    return is_held_out
 
 
 def _sliced(config: FileData, data: Examples, keys: "np.ndarray") -> Examples:
