@@ -66,7 +66,7 @@ def load_tokenizer(model: Any, args: Any, conversational: bool = True) -> Any:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if conversational and tokenizer.chat_template is None:
-        or_path = ""
+        or_path = ", or give it one by its name in supervised fine-tuning (chat_template_path)"
         if hasattr(args, "chat_template_path"):
             or_path = ", or write chat_template_path: chatml, or another template's name"
         raise InputError(

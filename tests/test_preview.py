@@ -242,7 +242,7 @@ def test_an_empty_answer_is_an_error(tmp_path):
             CHATML,
             [
                 "! EOS is missing: 3 of the first 3 texts",
-                "! the tokenizer does not know marks of the chat template: <|im_end|> (",
+                "! the tokenizer splits marks of a chat template: <|im_end|> (",
             ],
         ),
     ],

@@ -101,6 +101,6 @@ def faults_of_tokens(
     if split:
         marks = ", ".join(f"{mark} ({size} tokens)" for mark, size in sorted(split.items()))
         yield (
-            f"the tokenizer does not know marks of the chat template: {marks}; take the template "
-            "of this model's family"
+            f"the tokenizer splits marks of a chat template: {marks}; take the template of this "
+            "model's family"
         )
