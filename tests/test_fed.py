@@ -117,6 +117,22 @@ def test_marks_of_pairs(monkeypatch, own_model, tmp_path):
     assert {len(example) for example in found} == {2}
 
 
+def test_marks_of_pairs_of_which_the_sides_are_kept_apart(monkeypatch, own_model, tmp_path):
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+    rows = preferences()[:COUNT]
+    found = shown(monkeypatch, own_model, tmp_path, "orpo", rows)
+    trainer = stock(ORPOTrainer, ORPOConfig, own_model, tmp_path, rows, max_length=1024)
+    expected = [
+        [
+            (row[f"{side}_input_ids"], [label != -100 for label in row[f"{side}_labels"]])
+            for side in ("chosen", "rejected")
+        ]
+        for row in trainer.train_dataset
+    ]
+    assert found == expected
+
+
 def test_marks_of_labeled_answers(monkeypatch, own_model, tmp_path):
     rows = judged()[:COUNT]
     found = shown(monkeypatch, own_model, tmp_path, "kto", rows)
