@@ -627,7 +627,7 @@ def _quantize(args: argparse.Namespace) -> None:
 
 
 def _preview(args: argparse.Namespace) -> None:
-    """Print what `report` finds, and nothing else, on stdout."""
+    """Print the report on a config, and nothing else, on stdout."""
     from datasets import disable_progress_bars
 
     from rlhf_trl.models import load_quietly
@@ -637,10 +637,10 @@ def _preview(args: argparse.Namespace) -> None:
     disable_progress_bars()
     width, in_color = terminal()
     with redirect_stdout(sys.stderr):  # libraries print, too, but stdout is for the result alone
-        found = report(args.config, args.recipe_options, args.completion)
+        shown = report(args.config, args.recipe_options, args.completion)
     if args.html:
-        found.write_html(args.html)
-    print(found.json() if args.json else found.text(width, in_color))
+        shown.write_html(args.html)
+    print(shown.json() if args.json else shown.text(width, in_color))
     if args.html and not args.json:
         print(f"\n{args.html} is written; open it in a browser")
 

@@ -130,8 +130,10 @@ def examples_of(row: Row, reader: Reader) -> list[Row | str]:
 def _blank(row: Row) -> bool:
     """Whether the prompt or an answer of an example, a text or messages, is empty."""
     cells = [row.get(name, "") for name in ("prompt", *(s for s in SIDES if s in row))]
-    lasts = [cell[-1] if isinstance(cell, list) and cell else {"content": cell} for cell in cells]
-    return not all((m["content"] or "").strip() or m.get("tool_calls") for m in lasts)
+    messages = (
+        cell[-1] if isinstance(cell, list) and cell else {"content": cell} for cell in cells
+    )
+    return not all((m["content"] or "").strip() or m.get("tool_calls") for m in messages)
 
 
 def split_prompt(row: Row) -> Row | str:
@@ -341,36 +343,36 @@ def messages(row: Row) -> Made:
 
 def alpaca(row: Row) -> Made:
     """tatsu-lab/alpaca, and files as LLaMA-Factory reads them: the question is both its texts."""
-    asked = [_text(row["instruction"], "instruction"), _text(row.get("input") or "", "input")]
     conversation = []
     for n, pair in enumerate(_list(row.get("history") or [], "history")):
         if not isinstance(pair, list) or len(pair) != 2:
             raise Misfit(f"history[{n}]", pair, "list of a question and its answer")
-        conversation += [_message("user", _text(pair[0], f"history[{n}]"))]
-        conversation += [_message("assistant", _text(pair[1], f"history[{n}]"))]
-    conversation.append(_message("user", "\n".join(text for text in asked if text.strip())))
+        question, answer = (_text(text, f"history[{n}]") for text in pair)
+        conversation += [_message("user", question), _message("assistant", answer)]
+    texts = (_text(row["instruction"], "instruction"), _text(row.get("input") or "", "input"))
+    conversation.append(_message("user", "\n".join(text for text in texts if text.strip())))
     if "output" in row:
         conversation.append(_message("assistant", _text(row["output"], "output")))
-    return _answered(row, _below_system(row, conversation))
+    return _example(row, conversation)
 
 
 def sharegpt(row: Row) -> Made:
     """Conversations whose turns say `from` and `value`, as those of ShareGPT and LLaMA-Factory."""
-    conversation = _turns_of(row["conversations"], "conversations")
-    first = next((m for m in conversation if m["role"] not in ("system", "developer")), None)
-    if first is not None and first["role"] == "assistant":
+    conversation = _messages_of(row["conversations"], "conversations")
+    roles = [m["role"] for m in conversation if m["role"] not in ("system", "developer")]
+    if roles[:1] == ["assistant"]:
         return OPENED  # the scraped conversation began before
-    return _answered(row, _below_system(row, conversation))
+    return _example(row, conversation)
 
 
 def openai(row: Row) -> Made:
     """Rows as OpenAI's fine-tuning takes them: messages with tools, or two outputs of an input."""
     if "messages" in row:
-        return _answered(row, _turns_of(row["messages"], "messages"))
-    asked = _of(dict, row["input"], "input", "mapping with messages")
+        return _example(row, _messages_of(row["messages"], "messages"))
+    request = _of(dict, row["input"], "input", "mapping with messages")
     sides = {"chosen": row["preferred_output"], "rejected": row["non_preferred_output"]}
-    conversation = _turns_of(asked.get("messages"), "input.messages")
-    return _answered({**sides, "tools": asked.get("tools")}, conversation)
+    conversation = _messages_of(request.get("messages"), "input.messages")
+    return _example({**sides, "tools": request.get("tools")}, conversation)
 
 
 def dpo_pairs(row: Row) -> Made:
@@ -378,69 +380,72 @@ def dpo_pairs(row: Row) -> Made:
     question = next((row[name] for name in ("prompt", "question") if row.get(name)), [])
     if isinstance(question, str):
         question = [_message("user", question)]
-    return _answered(row, _below_system(row, _turns_of(question, "prompt")))
+    return _example(row, _messages_of(question, "prompt"))
 
 
-def _answered(row: Row, conversation: list[Row]) -> Made:
+def _example(row: Row, conversation: list[Row]) -> Made:
     """Return the example of a conversation, with its prompt split off.
 
     It is the pair of the row's `chosen` and `rejected`, which go on with the conversation or hold
     it themselves; or else the conversation's last message is the answer, with the row's `kto_tag`
-    as its label.
+    as its label. The row's `system` is its first message, unless it has another one.
     """
-    others: Row = {"tools": _tools(row["tools"])} if "tools" in row else {}
+    more: Row = {"tools": _tools(row["tools"])} if "tools" in row else {}
+    conversation = _below_system(row.get("system"), conversation)
     if "chosen" in row:
-        asked = next((m for m in conversation if m["role"] == "user"), None)
-        system = [m for m in conversation[:1] if m["role"] == "system"]
+        question = next((m for m in conversation if m["role"] == "user"), None)
+        first = conversation[0] if conversation else {"role": "user"}
+        system = first["content"] if first["role"] == "system" else None
         sides = {}
         for side in ("chosen", "rejected"):
             value = row[side]
             value = [_message("assistant", value)] if isinstance(value, str) else value
-            turns = _turns_of([value] if isinstance(value, dict) else value, side)
-            before = conversation
-            if asked in turns:  # it holds the conversation, perhaps without its system message
-                before = [] if turns[0]["role"] == "system" else system
-            sides[side] = before + turns
-        return split_prompt({**sides, **others})
+            turns = _messages_of([value] if isinstance(value, dict) else value, side)
+            holds_conversation = question in turns or question is None
+            whole = turns if holds_conversation else conversation + turns
+            sides[side] = _below_system(system, whole)
+        return split_prompt({**sides, **more})
     if "kto_tag" in row:
         if not isinstance(row["kto_tag"], bool):
             raise Misfit("kto_tag", row["kto_tag"], "true or false")
-        others["label"] = row["kto_tag"]
-    return split_prompt({"completion": conversation, **others})
+        more["label"] = row["kto_tag"]
+    return split_prompt({"completion": conversation, **more})
 
 
-def _below_system(row: Row, conversation: list[Row]) -> list[Row]:
-    """Return a conversation below the row's `system` text, unless it has one of its own."""
-    text = _text(row.get("system") or "", "system")
+def _below_system(system: Any, conversation: list[Row]) -> list[Row]:
+    """Return a conversation below a text of the system, unless it has one of its own."""
+    text = _text(system or "", "system")
     if not text.strip() or (conversation and conversation[0]["role"] == "system"):
         return conversation
     return [_message("system", text), *conversation]
 
 
-def _turns_of(value: Any, column: str) -> list[Row]:
-    """Return messages of turns, which say `from` and `value`, or `role` and `content`."""
-    messages = []
-    for n, turn in enumerate(_of(list, value, column, "list of turns")):
-        where = f"{column}[{n}]"
-        turn = _of(dict, turn, where, "turn with from and value, or role and content")
-        speaker = turn.get("from") or turn.get("role")
-        if speaker not in SPEAKERS:
-            raise Misfit(f"the speaker of {where}", speaker, f"one of {', '.join(SPEAKERS)}")
-        if turn.get("weight") == 0:
-            raise WrongRow(
-                f"{where} has weight 0, which is not read; remove the weights, and with "
-                "dataset.turns: last only last answers are trained"
-            )
-        text = turn.get("value") if turn.get("from") else turn.get("content")
-        calls = turn.get("tool_calls")
-        if speaker == "function_call":
-            called = _parsed(text, where)
-            calls, text = called if isinstance(called, list) else [called], ""
-        message = _message(SPEAKERS[speaker], _joined(text, where, bool(calls)))
-        if calls:
-            message["tool_calls"] = [_call(call, where) for call in _list(calls, where)]
-        messages.append(message | {k: turn[k] for k in ("name", "tool_call_id") if turn.get(k)})
-    return messages
+def _messages_of(turns: Any, column: str) -> list[Row]:
+    """Return the messages of a column's turns."""
+    turns = _of(list, turns, column, "list of turns")
+    return [_message_of(turn, f"{column}[{n}]") for n, turn in enumerate(turns)]
+
+
+def _message_of(turn: Any, where: str) -> Row:
+    """Return the message of a turn, which says `from` and `value`, or `role` and `content`."""
+    turn = _of(dict, turn, where, "turn with from and value, or role and content")
+    speaker = turn.get("from") or turn.get("role")
+    if not isinstance(speaker, str) or speaker not in SPEAKERS:
+        raise Misfit(f"the speaker of {where}", speaker, f"one of {', '.join(SPEAKERS)}")
+    if turn.get("weight") == 0:
+        raise WrongRow(
+            f"{where} has weight 0, which is not read; remove the weights, and with "
+            "dataset.turns: last only last answers are trained"
+        )
+    text = turn.get("value") if turn.get("from") else turn.get("content")
+    calls = turn.get("tool_calls")
+    if speaker == "function_call":
+        parsed = _parsed(text, where)
+        calls, text = parsed if isinstance(parsed, list) else [parsed], ""
+    message = _message(SPEAKERS[speaker], _joined(text, where, bool(calls)))
+    if calls:
+        message["tool_calls"] = [_call(call, where) for call in _list(calls, where)]
+    return message | {key: turn[key] for key in ("name", "tool_call_id") if turn.get(key)}
 
 
 def _joined(content: Any, where: str, calls: bool) -> str:
@@ -461,9 +466,9 @@ def _call(call: Any, where: str) -> Row:
     function = function.get("function") or function
     arguments = _parsed(function.get("arguments"), f"the arguments of a call in {where}")
     name = _text(function.get("name"), f"the name of a call in {where}")
-    known = {key: call[key] for key in ("id",) if call.get(key)}
-    called = {"name": name, "arguments": remove_none_values(arguments)}
-    return {**known, "type": "function", "function": called}
+    content = {"name": name, "arguments": remove_none_values(arguments)}
+    number = {"id": call["id"]} if call.get("id") else {}
+    return {**number, "type": "function", "function": content}
 
 
 def _tools(value: Any) -> list[Row] | None:
