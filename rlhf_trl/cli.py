@@ -640,7 +640,7 @@ def _preview(args: argparse.Namespace) -> None:
         shown = report(args.config, args.recipe_options, args.completion)
     if args.html:
         shown.write_html(args.html)
-    print(shown.json() if args.json else shown.text(width, in_color))
+    print(shown.as_json() if args.json else shown.as_text(width, in_color))
     if args.html and not args.json:
         print(f"\n{args.html} is written; open it in a browser")
 

@@ -71,11 +71,20 @@ def test_all_turns_are_trained_with_a_named_template(own_model, tmp_path):
     words = ["--model_name_or_path", str(own_model), "--use_cpu", "--eval_strategy", "no"]
     words += ["--dataset.path", str(path), "--dataset.eval_size", "null"]
     words += ["--dataset.turns", "all", "--chat_template_path", "zephyr"]
-    (((text,),), tokenizer) = (lambda found: (found.examples, found.tokenizer))(
-        report(config, words)
-    )
+    shown = report(config, words)
+    ((text,),) = shown.examples
     trained = [i for i, t in zip(text.ids, text.trained, strict=True) if t]
-    assert tokenizer.decode(trained) == "A<|end|>B<|end|>"
+    assert shown.tokenizer.decode(trained) == "A<|end|>B<|end|>"
+
+
+def test_the_template_of_another_model_is_written_in_tokens_of_this_one(own_model, tmp_path):
+    path = write_lines(tmp_path / "rows.jsonl", [{"messages": TALK[1:3]}])
+    words = ["--model_name_or_path", "tiny", "--use_cpu", "--eval_strategy", "no"]
+    words += ["--dataset.path", str(path), "--dataset.eval_size", "null"]
+    words += ["--chat_template_path", str(own_model)]
+    shown = report(str(ROOT / "configs" / "own" / "sft.yaml"), words)
+    ((text,),) = shown.examples
+    assert shown.tokenizer.decode(text.ids) == "<|user|>U<|end|><|assistant|>A<|end|>"
 
 
 def test_a_template_without_marks_is_offered_the_one_of_its_family(own_model, tmp_path):

@@ -26,18 +26,7 @@ def faulty_rows(
         measured: the same N rows in tokens, with what the run does to each.
         args: TRL's config.
     """
-    limit = f"max_length {getattr(args, 'max_length', None)}"
-    cuts_end = getattr(args, "overlong", None) == "cut_completion"
-    if hasattr(args, "truncation_mode") and not getattr(args, "overlong", None):
-        cuts_end = args.truncation_mode == "keep_start"
-    lost = "the end of their answer" if cuts_end else "the start of their prompt"
-    by_fate = {
-        CUT: f"lose {lost} to {limit}; raise it, or shorten them",
-        DROPPED: f"are dropped, as {limit} leaves nothing to learn from; raise it",
-        IDENTICAL: f"have the same answer twice once {limit} has cut them; raise it",
-        TOO_LONG: "have a prompt that leaves no room for an answer, which stops the run; shorten "
-        "it, or lower max_completion_length",
-    }
+    by_fate = _faults_by_fate(args)
     repeated = "have an answer that begins with the whole prompt; remove it there"
     marked = "spell out chat marks, which the template writes itself; write messages without them"
     places: dict[str, list[int]] = {}
@@ -53,6 +42,22 @@ def faulty_rows(
         for fault in faults:
             places.setdefault(fault, []).append(place)
     return places
+
+
+def _faults_by_fate(args: Any) -> dict[str, str]:
+    """Return what is wrong with a row, by what the run does to it; `args` are TRL's config."""
+    limit = f"max_length {getattr(args, 'max_length', None)}"
+    cuts_end = getattr(args, "overlong", None) == "cut_completion"
+    if hasattr(args, "truncation_mode") and not getattr(args, "overlong", None):
+        cuts_end = args.truncation_mode == "keep_start"
+    lost = "the end of their answer" if cuts_end else "the start of their prompt"
+    return {
+        CUT: f"lose {lost} to {limit}; raise it, or shorten them",
+        DROPPED: f"are dropped, as {limit} leaves nothing to learn from; raise it",
+        IDENTICAL: f"have the same answer twice once {limit} has cut them; raise it",
+        TOO_LONG: "have a prompt that leaves no room for an answer, which stops the run; shorten "
+        "it, or lower max_completion_length",
+    }
 
 
 def _text(cell: Any) -> str:

@@ -45,7 +45,7 @@ class Report:
     examples: list[list[Fed]]  # the first ones, faulty ones before others
     tokenizer: Any
 
-    def text(self, width: int, in_color: bool) -> str:
+    def as_text(self, width: int, in_color: bool) -> str:
         """Return all of it for a terminal of so many letters in a line."""
         first, _, rest = as_text(self.numbers).partition("\n")
         faults = [f"! {fault}" for fault in self.faults]
@@ -82,7 +82,7 @@ class Report:
                 f"--html: {path} cannot be written ({error.strerror}); name another file."
             ) from error
 
-    def json(self) -> str:
+    def as_json(self) -> str:
         """Return it for programs: the numbers, and the rest beside them."""
         more = {"faults": self.faults, "to_come": self.to_come, "rewards": self.rewards}
         examples = [[asdict(text) for text in example] for example in self.examples]
@@ -109,16 +109,18 @@ def report(config: str, words: Sequence[str] = (), completion: str | None = None
     faulty = {place for places in faults.values() for place in places}
     order = sorted(kept, key=lambda place: place not in faulty)  # faulty ones first
     examples = _fed(run, order[:PREPARED])
+    # the trainer has given its tokenizer the template, and perhaps tokens, of chat_template_path
+    tokenizer = run.templated if run.is_prompts else run.tokenizer
     # a limit may have cut the texts that reach it
     limit = None if run.is_prompts else run.loaded.trl.max_length
-    of_tokens = faults_of_tokens(examples, run.templated, _ends(run), limit)
+    of_tokens = faults_of_tokens(examples, tokenizer, _ends(run), limit)
     return Report(
         numbers=numbers(run, measured),
         faults=[*counted(faults, len(rows)), *of_tokens],
         to_come=_to_come(run, measured, len(kept)),
         rewards=_called_rewards(run, completion),
         examples=examples[:SHOWN],
-        tokenizer=run.templated,
+        tokenizer=tokenizer,
     )
 
 
