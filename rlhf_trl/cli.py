@@ -236,11 +236,13 @@ def _add_preview(commands: _Commands) -> None:
     option = commands.add(
         "preview",
         _preview,
-        "what a config would train on: rows, prompts, lengths, what a limit cuts, what repeats",
+        "what a config would train on: rows, lengths, faults, examples with marks, rewards, steps",
         "Every other option changes the config.",
     )
     option("config", help="of any recipe")
     option("--json", action="store_true", help="the same for programs")
+    option("--html", metavar="FILE", help="write it as a page, too, with whole examples")
+    option("--completion", metavar="TEXT", help="that rewards judge (the right answer of each row)")
 
 
 def _add_plan(commands: _Commands) -> None:
@@ -729,14 +731,22 @@ def _quantize(args: argparse.Namespace) -> None:
 
 
 def _preview(args: argparse.Namespace) -> None:
-    """Print what `preview` counts, and nothing else, on stdout."""
+    """Print the report on a config, and nothing else, on stdout."""
+    from datasets import disable_progress_bars
+
     from rlhf_trl.models import load_quietly
-    from rlhf_trl.run.preview import as_text, preview
+    from rlhf_trl.run.preview_report import report, terminal
 
     load_quietly()
+    disable_progress_bars()
+    width, in_color = terminal()
     with redirect_stdout(sys.stderr):  # libraries print, too, but stdout is for the result alone
-        numbers = preview(args.config, args.recipe_options)
-    print(json.dumps(numbers, indent=2) if args.json else as_text(numbers))
+        shown = report(args.config, args.recipe_options, args.completion)
+    if args.html:
+        shown.write_html(args.html)
+    print(shown.as_json() if args.json else shown.as_text(width, in_color))
+    if args.html and not args.json:
+        print(f"\n{args.html} is written; open it in a browser")
 
 
 def _plan(args: argparse.Namespace) -> None:

@@ -64,7 +64,9 @@ def load_tokenizer(model: Any, args: Any, conversational: bool = True) -> Any:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if conversational and tokenizer.chat_template is None:
-        or_path = ", or write chat_template_path" if hasattr(args, "chat_template_path") else ""
+        or_path = ", or give it one by its name in supervised fine-tuning (chat_template_path)"
+        if hasattr(args, "chat_template_path"):
+            or_path = ", or write chat_template_path: chatml, or another template's name"
         raise InputError(
             f"the tokenizer of {name!r} has no chat template, and prompts here are conversations; "
             "add chat_template.jinja to the model's folder (an instruction-tuned model has one)"
@@ -88,7 +90,7 @@ def prepare_model(model: Any, args: Any) -> Any:
         "revision": model.model_revision,
         **(args.model_init_kwargs or {}),
     }
-    path = Path(_path_or_name(model))
+    path = Path(path_or_name(model))
     if not path.is_dir():  # a hub name
         return model.model_name_or_path
     from rlhf_trl.manifests import weights_fault
@@ -104,7 +106,7 @@ def model_config(model: Any, args: Any) -> Any:
     """Return the transformers config of a `ModelConfig`'s model; of an adapter, its base's."""
     from transformers import AutoConfig
 
-    file = Path(_path_or_name(model), ADAPTER)
+    file = Path(path_or_name(model), ADAPTER)
     if file.is_file():
         model = copy(model)
         with loading(f"model_name_or_path: {str(file)!r}", "name a whole adapter", "has no base"):
@@ -120,10 +122,10 @@ def configs_of(model: Any, args: Any) -> list[Any]:
     if model.model_name_or_path in (None, UNTRAINED):  # a missing one is refused where it is loaded
         return []
     configs = [model_config(model, args).get_text_config(), get_peft_config(model)]
-    if Path(_path_or_name(model), ADAPTER).is_file():
+    if Path(path_or_name(model), ADAPTER).is_file():
         from peft import PeftConfig
 
-        configs.append(PeftConfig.from_pretrained(_path_or_name(model)))
+        configs.append(PeftConfig.from_pretrained(path_or_name(model)))
     return [config for config in configs if config is not None]
 
 
@@ -241,7 +243,7 @@ def _check_weights(where: str, model: Any, report: Mapping[str, Any], other_size
     )
 
 
-def _path_or_name(model: Any) -> str:
+def path_or_name(model: Any) -> str:
     """Return the folder or hub name of a `ModelConfig`'s model; of `tiny`, the folder."""
     name = model.model_name_or_path
     return checkpoint_path() if name == EMBEDDED else name
@@ -250,7 +252,7 @@ def _path_or_name(model: Any) -> str:
 def from_pretrained(auto_class: Any, model: Any, args: Any) -> Any:
     """Return what an auto class loads for a `ModelConfig`, or say in one sentence why not."""
     trust = getattr(args, "trust_remote_code", False)
-    name = _path_or_name(model)
+    name = path_or_name(model)
     looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1  # not owner/model
     if looks_like_path and not Path(name).is_dir():
         raise InputError(

@@ -1,17 +1,20 @@
 """The direct-alignment recipes end to end on the embedded model, and their bad input."""
 
 import json
+import os
 import shutil
+import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from conftest import cause
+from conftest import ROOT, cause
 from safetensors.torch import load_file
 
 from rlhf_trl.run.config import read_config
 from rlhf_trl.tiny import checkpoint_path
 
-ROOT = Path(__file__).parent.parent
 RECIPES = ["dpo", "kto", "orpo"]
 STEPS = ["--max_steps", 2, "--per_device_train_batch_size", 8, "--per_device_eval_batch_size", 8]
 SMALL = [*STEPS, "--dataset.size", 24, "--dataset.eval_size", 8, "--dataset.pairs", "offline"]
@@ -376,3 +379,20 @@ def test_kto_in_blocks_destroys_the_model(run):
     folder, _ = run("kto", "kto_blocks", "--eval_steps", 100)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["after"]["eval_exact_match"] < 0.1
+
+
+@pytest.mark.promise
+def test_trackio_gets_losses_rewards_and_tables(tmp_path):
+    command = [sys.executable, "recipes/grpo.py", "--config", "configs/tiny/grpo.yaml"]
+    command += ["--output_dir", str(tmp_path / "out"), "--max_steps", "2", "--logging_steps", "1"]
+    command += ["--dataset.size", "32", "--dataset.eval_size", "4", "--log_completions", "true"]
+    command += ["--samples.every", "1", "--samples.count", "2"]
+    command += ["--report_to", "trackio", "--project", "mine"]
+    env = os.environ | {"TRACKIO_DIR": str(tmp_path / "trackio")}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, cause(done.stderr)
+    assert "look at it:    trackio show --project mine\n" in done.stdout
+    with sqlite3.connect(tmp_path / "trackio" / "mine.db") as connection:
+        rows = connection.execute("SELECT metrics FROM metrics").fetchall()
+    logged = {key for (metrics,) in rows for key in json.loads(metrics)}
+    assert {"train/loss", "train/rewards/format/mean", "completions", "samples"} <= logged

@@ -583,7 +583,7 @@ def conversations(folder: Path, *options: str, **changes: Any) -> tuple[BookConf
     toy = TOY | {"num_epochs": 1, "dataset_name": path, "chat_template_source": None}
     config = edited("instruction_tuning/sft_olmo2_1b", **toy | changes)
     stage, loaded, text = load(config, folder, *options)
-    supervised._decide_what_is_trained(loaded)
+    supervised.decide_what_is_trained(loaded)
     own = loaded.own
     data = train.read(loaded.trl, load_demonstrations, own.dataset, own.demonstrator)
     trainer = train.build(loaded, stage.part("trainer"), data, TOKENIZER)

@@ -366,10 +366,10 @@ def test_why_kto_leaves_an_example_over_is_printed(built):
 # --- columns under other names -------------------------------------------------------------------
 
 HINTS = {
-    "Alpaca": (
-        {"instruction": "add", "input": "1 and 2", "output": "3"},
-        "it needs prompt, completion (or messages) and has instruction, input, output; map them "
-        "with dataset.columns, perhaps {prompt: instruction, completion: output} (a guess by the "
+    "almost Alpaca": (
+        {"instruction": "add", "input": "1 and 2", "response": "3"},
+        "it needs prompt, completion (or messages) and has instruction, input, response; map them "
+        "with dataset.columns, perhaps {prompt: instruction, completion: response} (a guess by the "
         "names: check that they mean this and that input may go unread).",
     ),
     "questions": (

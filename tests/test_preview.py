@@ -149,4 +149,205 @@ def test_the_table_has_both_sides(tmp_path, capsys, monkeypatch):
     assert lines[2].split() == ["train", "held", "out"]
     assert lines[3].split() == ["rows", "6", "2"]
     assert "chosen longer" in lines[6] and lines[6].split()[2:4] == ["6", "(100.0%)"]
-    assert lines[-1] == "0 prompts are both trained on and held out"
+    assert "0 prompts are both trained on and held out" in lines
+
+
+# --- what stands on the first screen
+
+SCREEN = 24  # lines
+TEMPLATE_WITHOUT_END = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def screen(tmp_path, capsys, recipe, path, *words, model="tiny"):
+    """Return the first screen that `preview` prints of a file."""
+    config = str(ROOT / "configs" / "own" / f"{recipe}.yaml")
+    options = ["--model_name_or_path", str(model), "--use_cpu", "--eval_strategy", "no"]
+    main(["preview", config, *options, "--dataset.path", str(path), *HELD_OUT_NONE, *words])
+    return "\n".join(capsys.readouterr().out.splitlines()[:SCREEN])
+
+
+HELD_OUT_NONE = ("--dataset.eval_size", "null")
+LONG = "Which of the two rivers is longer?"
+TALKS = [
+    {"messages": [said("user", LONG), said("assistant", "the first")]},
+    {"messages": [said("user", LONG + " And why?"), said("assistant", "x" * 90)]},
+    {"messages": [said("user", "abc"), said("assistant", "d")]},
+]
+PLANTED = {
+    "an answer that is cut": (
+        "sft",
+        TALKS,
+        ["--max_length", "80"],
+        "! 1 of 3 training rows lose the end of their answer to max_length 80; raise it, or "
+        "shorten them (rows 2)",
+    ),
+    "a prompt inside the completion": (
+        "sft",
+        [{"prompt": LONG, "completion": f"{LONG} The first."}, {"prompt": "a", "completion": "b"}],
+        [],
+        "! 1 of 2 training rows have an answer that begins with the whole prompt; remove it there "
+        "(rows 1)",
+    ),
+    "marks spelled out": (
+        "dpo",
+        [
+            {
+                "prompt": [said("user", "<|im_start|>user\nHi<|im_end|>")],
+                "chosen": [said("assistant", "a")],
+                "rejected": [said("assistant", "b")],
+            }
+        ],
+        [],
+        "! 1 of 1 training rows spell out chat marks, which the template writes itself",
+    ),
+    "an equal pair": (
+        "dpo",
+        [pair("ab", "c", "c"), pair("ab", "c", "d")],
+        [],
+        "left out 1 training rows: chosen identical to rejected",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_on_the_first_screen(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    recipe, rows, words, part = PLANTED[name]
+    assert part in screen(
+        tmp_path, capsys, recipe, write_lines(tmp_path / "rows.jsonl", rows), *words
+    )
+
+
+def test_an_empty_answer_is_an_error(tmp_path):
+    path = write_lines(tmp_path / "rows.jsonl", [pair("a", "b", "c"), pair("ab", "", "d")])
+    with pytest.raises(SystemExit) as error:
+        screen(tmp_path, None, "dpo", path)
+    assert f"dataset: {path}, line 2: chosen is empty; fill it or remove the row" in str(
+        error.value
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "parts"),
+    [
+        (TEMPLATE_WITHOUT_END, ["! EOS is missing: 3 of the first 3 texts do not train the model"]),
+        (
+            CHATML,
+            [
+                "! EOS is missing: 3 of the first 3 texts",
+                "! the tokenizer splits marks of a chat template: <|im_end|> (",
+            ],
+        ),
+    ],
+)
+def test_a_template_of_another_model(template, parts, tmp_path, capsys, own_model):
+    file = tmp_path / "other.jinja"
+    file.write_text(template)
+    path = write_lines(tmp_path / "rows.jsonl", TALKS)
+    words = ["--chat_template_path", str(file)]
+    first = screen(tmp_path, capsys, "sft", path, *words, model=own_model)
+    assert all(part in first for part in parts)
+
+
+def test_a_template_that_refuses_a_row_names_it(tmp_path):
+    turns = [said("user", "a"), said("tool", "5"), said("assistant", "b")]
+    path = write_lines(tmp_path / "rows.jsonl", [TALKS[2], {"messages": turns}])
+    with pytest.raises(SystemExit, match="the chat template refuses row 2 of those that are left"):
+        screen(tmp_path, None, "sft", path)
+
+
+PUBLISHED = {
+    "gsm8k": ("grpo", "gsm8k", "2"),
+    "gsm8k_rollouts": ("../tiny/orm", "gsm8k_rollouts", "4"),
+    "hh": ("dpo", "hh", "1"),
+    "no_robots": ("sft", "messages", "2"),
+    "prm800k_phase2": ("../tiny/prm", "prm800k", "1"),
+    "tulu": ("sft", "messages", "1"),
+    "ultrafeedback": ("reward", "ultrafeedback", "1"),  # one of the two is a tie
+    "ultrafeedback_h4": ("dpo", "ultrafeedback", "2"),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_rows_are_previewed(name, tmp_path, capsys):
+    recipe, reader, count = PUBLISHED[name]
+    path = ROOT / "tests" / "fixtures" / "hub-rows" / f"{name}.jsonl"
+    words = ["--dataset.reader", reader, "--max_length", "200"][: 2 if recipe == "grpo" else 4]
+    if recipe.startswith(".."):
+        words += ["--dataset.source", "path"]
+    first = screen(tmp_path, capsys, recipe, path, *words)
+    assert ["rows", count] in [line.split() for line in first.splitlines()]
+    if name == "hh":
+        assert "left out 1 training rows: an empty prompt or answer" in first
+
+
+def test_traces_without_a_bad_step_are_an_error(tmp_path):
+    path = ROOT / "tests" / "fixtures" / "hub-rows" / "prm800k_phase1.jsonl"
+    words = ["--dataset.reader", "prm800k", "--dataset.source", "path"]
+    with pytest.raises(SystemExit, match=r"every label of .*prm800k_phase1\.jsonl is 1, but rows"):
+        screen(tmp_path, None, "../tiny/prm", path, *words)
+
+
+def test_examples_stand_side_by_side_with_marks(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    path = write_lines(tmp_path / "rows.jsonl", [pair("ab", "cd", "efg")])
+    page = tmp_path / "page.html"
+    monkeypatch.setattr("test_preview.SCREEN", 99)
+    lines = screen(tmp_path, capsys, "dpo", path, "--html", str(page)).splitlines()
+    start = lines.index("prompt:")
+    assert lines[start + 1] == "ab"
+    assert lines[start + 2].split() == ["chosen:", "|", "rejected:"]
+    assert lines[start + 3].split() == ["[[cd<|end|>]]", "|", "[[efg<|end|>]]"]
+    content = page.read_text()
+    assert "<mark>cd&lt;|end|&gt;</mark>" in content and "ab<mark>efg" in content
+    page.write_text("mine")
+    with pytest.raises(SystemExit, match="exists and is no page of a preview"):
+        screen(tmp_path, capsys, "dpo", path, "--html", str(page))
+    assert page.read_text() == "mine"
+
+
+def test_colors_take_the_place_of_brackets():
+    from rlhf_trl.run.fed import Fed
+    from rlhf_trl.run.preview_page import as_lines
+    from rlhf_trl.tiny.tokenizer import build_tokenizer
+
+    tokenizer = build_tokenizer()
+    ids = tokenizer("abcdef", add_special_tokens=False)["input_ids"]
+    text = Fed("text", ids, [False] * 2 + [True] * 4)
+    green, plain = "\x1b[1;32m", "\x1b[0m"
+    colored = as_lines([text], tokenizer, 4, in_color=True)
+    assert colored == ["text:", f"ab{green}cd{plain}", f"{green}ef{plain}"]
+    assert as_lines([text], tokenizer, 12, in_color=False) == ["text:", "ab[[cdef]]"]
+
+
+def test_rewards_and_what_comes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    rows = [{"prompt": [said("user", f"{n} + 1?")], "answer": str(n + 1)} for n in range(40)]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    words = ["--max_completion_length", "9", "--algorithm", "sapo", "--save_steps", "5"]
+    first = screen(tmp_path, capsys, "grpo", path, *words)
+    assert "one update per generation: every ratio is 1, so sapo is grpo here" in first
+    assert "16 completions per generation: 2 prompts x 8; 1 optimizer step on them" in first
+    assert "20 optimizer steps, on at most " in first  # 40 prompts x 8 / 16
+    assert "checkpoints: 4, every 5 steps, and one at the end" in first
+    assert "reward number: 1, 1, 1 for the column answer to the first 3 rows, in " in first
+    wrong = screen(tmp_path, capsys, "grpo", path, "--completion", "It is 2.", *words)
+    assert "reward number: 0, 1, 0 for --completion to the first 3 rows, in " in wrong
+
+
+def test_a_mixture_and_a_limit_from_the_command_line(tmp_path, capsys):
+    rows = [{"prompt": f"a {n}", "completion": "b"} for n in range(30)]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    other = write_lines(tmp_path / "other.jsonl", [{**row, "prompt": "c"} for row in rows])
+    mix = f"[{{path: {other}, weight: 0.5}}]"
+    first = screen(tmp_path, capsys, "sft", path, "--dataset.mix", mix, "--dataset.limit", "12")
+    shares = f"mixture: 8 of 30 examples of {path} (66.7%), 4 of 30 examples of {other} (33.3%)"
+    assert shares in first
+    assert ["rows", "12"] in [line.split() for line in first.splitlines()]

@@ -1,17 +1,20 @@
 """Published data sets: every fixture row through its reader, against examples written by hand."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from datasets import Dataset
+from own_model import write_lines
 
-from rlhf_trl.data.blocks import FileData
+from rlhf_trl.data.blocks import AnswersToLearn, FileData, MixedFile
+from rlhf_trl.data.demonstrations import load_demonstrations
 from rlhf_trl.data.files import read
 from rlhf_trl.data.judgment_blocks import AnswersFile, RankedFile, RewardPairsFile, TracesFile
 from rlhf_trl.data.judgments import load_outcomes, load_pairs_or_ranked, load_traces
 from rlhf_trl.data.pairs import load_preferences
-from rlhf_trl.data.readers import BLANK, PARTED, READERS, UNANSWERED, UNRATED, check_reader
+from rlhf_trl.data.readers import BLANK, OPENED, PARTED, READERS, UNANSWERED, UNRATED, check_reader
 from rlhf_trl.errors import InputError
 
 HUB = Path(__file__).parent / "fixtures" / "hub-rows"  # two rows in the form of each, own words
@@ -28,6 +31,17 @@ def bot(text):
 
 def system(text):
     return {"role": "system", "content": text}
+
+
+def called(name, **arguments):
+    """Return a call of a tool, as chat templates read it."""
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def tool(name, parameter, **more):
+    """Return a tool with one parameter, a text, as chat templates read it."""
+    parameters = {"type": "object", "properties": {parameter: {"type": "string"}}}
+    return {"type": "function", "function": {"name": name, **more, "parameters": parameters}}
 
 
 MATH = system(  # as in the book's code
@@ -184,6 +198,120 @@ BY_HAND = {
         ],
         {},
     ),
+    ("alpaca", "alpaca"): (
+        [
+            {
+                "prompt": [user("Name the larger number.\n3 and 8")],
+                "completion": [bot("8")],
+            },
+            {"prompt": [user("Name a bird.")], "completion": [bot("A wren.")]},
+        ],
+        {BLANK: 1},
+    ),
+    ("alpaca_pairs", "alpaca"): (
+        [
+            {
+                "prompt": [
+                    system("Be brief."),
+                    user("Capital of Italy?"),
+                    bot("Rome."),
+                    user("And of France?"),
+                ],
+                "chosen": [bot("Paris.")],
+                "rejected": [bot("Berlin.")],
+            },
+            {
+                "prompt": [user("Add.\n1 and 1")],
+                "chosen": [bot("2")],
+                "rejected": [bot("3")],
+            },
+        ],
+        {},
+    ),
+    ("sharegpt", "sharegpt"): (
+        [
+            {
+                "prompt": [
+                    system("You know towns."),
+                    user("Is it raining in Bern?"),
+                    bot("") | {"tool_calls": [called("weather", town="Bern")]},
+                    {"role": "tool", "content": '{"rain": true}'},
+                ],
+                "completion": [bot("Yes, it is.")],
+                "tools": [tool("weather", "town", description="of a town")],
+            },
+            {
+                "prompt": [user("Hi"), bot("Hello!"), user("Bye")],
+                "completion": [bot("See you.")],
+                "tools": None,
+            },
+        ],
+        {OPENED: 1, UNANSWERED: 1},
+    ),
+    ("sharegpt_pairs", "sharegpt"): (
+        [
+            {
+                "prompt": [user("Name a fish."), bot("Cod."), user("Another.")],
+                "chosen": [bot("Pike.")],
+                "rejected": [bot("Oak.")],
+            }
+        ],
+        {},
+    ),
+    ("openai", "openai"): (
+        [
+            {
+                "prompt": [
+                    user("What is tea?"),
+                    bot("") | {"tool_calls": [{"id": "call_1"} | called("price", of="tea")]},
+                    {"role": "tool", "content": "2", "tool_call_id": "call_1"},
+                ],
+                "completion": [bot("It is 2.")],
+                "tools": [tool("price", "of")],
+            },
+            {
+                "prompt": [system("Be kind."), user("Hello")],
+                "completion": [bot("Hi.")],
+                "tools": None,
+            },
+        ],
+        {},
+    ),
+    ("openai_pairs", "openai"): (
+        [
+            {
+                "prompt": [user("Name a metal.")],
+                "chosen": [bot("Tin.")],
+                "rejected": [bot("Wool.")],
+            }
+        ],
+        {},
+    ),
+    ("orca_pairs", "dpo_pairs"): (
+        [
+            {
+                "prompt": [system("Answer in one word."), user("Name a gas.")],
+                "chosen": [bot("Neon.")],
+                "rejected": [bot("Neon is a gas, and so is argon.")],
+            },
+            {
+                "prompt": [user("Name a star.")],
+                "chosen": [bot("Vega.")],
+                "rejected": [bot("Mars.")],
+            },
+        ],
+        {},
+    ),
+    ("nested_pairs", "dpo_pairs"): (
+        [
+            {
+                "prompt": [user("Name a month.")],
+                "chosen": [bot("May.")],
+                "rejected": [bot("Monday.")],
+            }
+        ],
+        {},
+    ),
     ("tulu", "messages"): (
         [
             {
@@ -220,6 +348,155 @@ def test_published_rows_become_the_examples_written_by_hand(name, reader):
 def test_the_readers_are_those_that_the_fixtures_are_for():
     assert {reader for _, reader in BY_HAND} == set(READERS)
     assert {f"{name}.jsonl" for name, _ in BY_HAND} == {path.name for path in HUB.iterdir()}
+
+
+# --- forms that are known by their columns, and what is wrong with a row of one
+
+
+DETECTED = {
+    "alpaca": ("alpaca", load_demonstrations),
+    "alpaca_pairs": ("alpaca", load_preferences),
+    "sharegpt": ("sharegpt", load_demonstrations),
+    "sharegpt_pairs": ("sharegpt", load_preferences),
+    "openai": ("openai", load_demonstrations),
+    "openai_pairs": ("openai", load_preferences),
+    "orca_pairs": ("dpo_pairs", load_preferences),
+    "nested_pairs": ("dpo_pairs", load_preferences),
+}
+
+
+def loaded(load, path, **given):
+    """Return the examples of a file for supervised fine-tuning or for preferences."""
+    if load is load_demonstrations:
+        return load(AnswersToLearn(path=str(path), **given), "right")
+    return load(FileData(path=str(path), **given))
+
+
+@pytest.mark.parametrize("name", DETECTED)
+def test_a_form_is_known_by_its_columns(name):
+    reader, load = DETECTED[name]
+    data = loaded(load, fixture(name))
+    expected, dropped = BY_HAND[name, reader]
+    assert list(data.train) == expected
+    assert {why: count for why, count in data.dropped.items() if count} == dropped
+    (note,) = data.notes
+    assert f"{name}.jsonl is read by dataset.reader: {reader} (it has " in note
+
+
+FAULTY_TURNS = {
+    "an unknown speaker": (
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "narrator", "value": "b"}]},
+        "the speaker of conversations[1] is 'narrator', which is no one of human, user, ",
+    ),
+    "a turn without a text": (
+        {"conversations": [{"from": "human", "value": None}, {"from": "gpt", "value": "b"}]},
+        "the text of conversations[0] is None, which is no text; the reader sharegpt",
+    ),
+    "a call that is not JSON": (
+        {
+            "conversations": [
+                {"from": "human", "value": "a"},
+                {"from": "function_call", "value": "b"},
+            ]
+        },
+        "conversations[1] is 'b', which is no JSON; the reader sharegpt",
+    ),
+    "a history that is no list of pairs": (
+        {"instruction": "a", "output": "b", "history": [["c"]]},
+        "history[0] is ['c'], which is no list of a question and its answer; the reader alpaca",
+    ),
+    "an output that is no text": (
+        {"instruction": "a", "output": None},
+        "output is None, which is no text; the reader alpaca",
+    ),
+    "a weight of OpenAI's": (
+        {
+            "messages": [user("a"), bot("b") | {"weight": 0}, user("c"), bot("d")],
+            "parallel_tool_calls": True,
+        },
+        "messages[1] has weight 0, which is not read; remove the weights",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTY_TURNS)
+def test_a_faulty_row_of_a_known_form_is_named(name, tmp_path):
+    row, part = FAULTY_TURNS[name]
+    good = json.loads(json.dumps(row))
+    texts = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+    texts |= {"output": "b", "history": [], "messages": [user("a"), bot("b")]}
+    good |= {key: texts[key] for key in row if key in texts}
+    path = write_lines(tmp_path / "rows.jsonl", [good, row])
+    with pytest.raises(InputError) as error:
+        loaded(load_demonstrations, path)
+    assert f"dataset: {path}, line 2: {part}" in str(error.value)
+    assert "skip_bad: 1" in str(error.value)
+
+
+# --- mixtures
+
+
+def numbered(tmp_path, name, count, **more):
+    rows = [{"prompt": f"{name} {n}", "completion": f"{n}", **more} for n in range(count)]
+    return str(write_lines(tmp_path / f"{name}.jsonl", rows))
+
+
+@pytest.mark.parametrize(
+    ("counts", "weights", "limit", "sizes"),
+    [
+        ((600, 500, 40), (1, 0.5, 0.1), None, (400, 200, 40)),  # the third file decides
+        ((600, 500, 400), (1, 2, 1), 200, (50, 100, 50)),
+        ((300, 300, 300), (1, 1, 1), 100, (34, 33, 33)),
+    ],
+)
+def test_a_mixture_has_the_shares_of_its_weights(tmp_path, counts, weights, limit, sizes):
+    paths = [numbered(tmp_path, name, n) for name, n in zip("abc", counts, strict=True)]
+    mix = [MixedFile(p, w) for p, w in zip(paths[1:], weights[1:], strict=True)]
+    data = loaded(load_demonstrations, paths[0], mix=mix, limit=limit, eval_size=20)
+    names = [row["prompt"][0] for row in data.train]
+    held_out = Counter(row["prompt"][0] for row in data.held_out)
+    assert sum(held_out.values()) == 20
+    shares = [names.count(name) / len(names) for name in "abc"]
+    wanted = [weight / sum(weights) for weight in weights]
+    assert all(abs(one - other) <= 0.01 for one, other in zip(shares, wanted, strict=True))
+    taken = [names.count(name) for name in "abc"]
+    if limit:
+        assert sorted(taken) == sorted(sizes)
+    else:  # less what is held out of the file that decides
+        assert taken[2] == 40 - held_out["c"]
+    quarter = names[: len(names) // 4]  # spread evenly
+    assert abs(quarter.count("a") / len(quarter) - wanted[0]) < 0.05
+    assert not {row["prompt"] for row in data.held_out} & {row["prompt"] for row in data.train}
+    assert "mixture: " in data.notes[0] and "c.jsonl" in data.notes[0]
+
+
+def test_files_of_several_forms_are_mixed(tmp_path):
+    mix = [MixedFile(fixture(name)) for name in ("openai", "alpaca")]
+    mix.append(MixedFile(fixture("hh"), weight=0.5, reader="hh"))  # its chosen answer is learned
+    data = loaded(load_demonstrations, fixture("no_robots"), mix=mix)
+    by_answer = {row["completion"][0]["content"]: row for row in data.train}
+    assert set(by_answer) == {
+        *("Bee.", "OTTO!", "It is 2.", "Hi.", "8", "A wren.", "About eight minutes.")
+    }
+    assert by_answer["It is 2."]["tools"] == [tool("price", "of")]
+    assert by_answer["Bee."]["tools"] is None and by_answer["Bee."]["prompt"][0]["role"] == "user"
+    assert data.dropped[BLANK] == 2
+
+
+def test_a_mixture_of_texts_and_messages_is_refused(tmp_path):
+    mix = [MixedFile(fixture("alpaca"))]
+    with pytest.raises(
+        InputError, match=r"alpaca.jsonl: completion is messages .* a text in the first"
+    ):
+        loaded(load_demonstrations, numbered(tmp_path, "a", 5), mix=mix)
+    mix = [MixedFile(numbered(tmp_path, "b", 5), weight=1e-3)]
+    with pytest.raises(InputError, match=r"no example of .*b\.jsonl is in a mixture of 5"):
+        loaded(load_demonstrations, numbered(tmp_path, "a", 5), mix=mix)
+
+
+def test_a_limit_takes_the_first_rows(tmp_path):
+    data = loaded(load_demonstrations, numbered(tmp_path, "a", 9), limit=4)
+    assert [row["prompt"] for row in data.train] == ["a 0", "a 1", "a 2", "a 3"]
 
 
 # --- quirks that the fixtures do not have

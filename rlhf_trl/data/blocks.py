@@ -37,6 +37,20 @@ class GymData:
 
 
 @dataclass
+class MixedFile:
+    """A file that is mixed with others, and its `weight` beside the 1 of `dataset.path`."""
+
+    path: str = setting("file, folder or hub name", MISSING)
+    weight: float = setting(
+        "of its examples; those of dataset.path: 1", 1.0, range="a number above 0"
+    )
+    split: str = setting("of a hub data set, or a slice", "train")
+    name: str | None = setting("config of a hub data set")
+    reader: str | None = setting("of a published data set; null: by its columns")
+    columns: dict[str, str] = setting("{our name: the data set's name}", factory=dict)
+
+
+@dataclass
 class FileData:
     """The `dataset:` block of a data set of one's own.
 
@@ -54,11 +68,13 @@ class FileData:
     eval_size: int | None = setting("prompts to hold out", range="1 or more")
     columns: dict[str, str] = setting("{our name: the data set's name}", factory=dict)
     name: str | None = setting("config of a hub data set")
-    reader: str | None = setting("of a published data set: gsm8k, hh, prm800k, ...")
+    reader: str | None = setting("sharegpt, alpaca, openai, dpo_pairs, hh, gsm8k, ...")
     system_prompt: str | None = setting("for prompts without a system message")
     skip_bad: int = setting(
         "bad rows of each side to leave out; more are an error", 0, range="0 or more"
     )
+    mix: list[MixedFile] = setting("other files, with their weights", factory=list)
+    limit: int | None = setting("rows to read for training; of a mix: in all", range="1 or more")
 
 
 @dataclass

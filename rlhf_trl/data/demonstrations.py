@@ -36,8 +36,8 @@ def load_demonstrations(config: DemonstrationData, demonstrator: str) -> Example
     held-out answers are right ones.
     """
     if isinstance(config, FileData):
-        if _makes_pairs(config.reader) and "completion" not in config.columns:
-            config = replace(config, columns={**config.columns, "completion": "chosen"})
+        config = _learning_chosen(config)
+        config = replace(config, mix=[_learning_chosen(file) for file in config.mix])
         data = read_sides(config, None, checked_demonstrations, "prompt/completion", "messages")
         if config.turns == "all" and not data.conversational:
             raise InputError(
@@ -49,9 +49,12 @@ def load_demonstrations(config: DemonstrationData, demonstrator: str) -> Example
     return examples(train, made.demonstrations(tasks.held_out, "right"), tasks)
 
 
-def _makes_pairs(reader: str | None) -> bool:
-    """Tell whether a reader makes pairs; their chosen answers then serve as demonstrations."""
-    return reader is not None and all("chosen" in form.makes for form in forms(reader))
+def _learning_chosen(file: Any) -> Any:
+    """Return a block with a reader such that the chosen answers of pairs are demonstrations."""
+    makes_pairs = file.reader and all("chosen" in form.makes for form in forms(file.reader))
+    if not makes_pairs or "completion" in file.columns:
+        return file
+    return replace(file, columns={**file.columns, "completion": "chosen"})
 
 
 def checked_demonstrations(dataset: "Dataset", where: str, columns: Names) -> Counted:

@@ -27,7 +27,14 @@ from rlhf_trl.data.columns import (
 from rlhf_trl.data.examples import Examples
 from rlhf_trl.data.gym import Row
 from rlhf_trl.data.prompt_keys import prompt_hash, prompt_key
-from rlhf_trl.data.readers import Misfit, WrongRow, check_reader, examples_of, forms
+from rlhf_trl.data.readers import (
+    Misfit,
+    WrongRow,
+    check_reader,
+    detected,
+    examples_of,
+    forms,
+)
 from rlhf_trl.errors import InputError, reason_in_short
 
 if TYPE_CHECKING:
@@ -88,6 +95,8 @@ def read_examples(
     key: str,
     convert: Callable[..., Counted],
     answers: Sequence[str] = (),
+    shapes: Sequence[str] = (),
+    notes: list[str] | None = None,
     **options: Any,
 ) -> Counted:
     """Return the examples made of the first `count` rows, and how many rows were left out.
@@ -105,6 +114,8 @@ def read_examples(
             rows, the path, `config.columns` and the `options`.
         answers: columns of right answers, which are read as the text that the file has: "1.50",
             not 1.5.
+        shapes: what the examples may serve as, by which a reader is chosen where none is named.
+        notes: gets a sentence if a reader is chosen by the columns.
         options: further arguments of `convert`.
 
     Raises:
@@ -112,7 +123,8 @@ def read_examples(
     """
     rows = _rows(path, split, count, config.name, config.reader, key)
     dataset = rows.dataset
-    if not config.reader:
+    reader = config.reader or _reader_by_columns(config, rows, shapes, notes)
+    if not reader:
         # a reader parses answers itself
         theirs = [config.columns.get(name, name) for name in answers]  # as the data set calls them
         dataset = _answers_as_written(rows, theirs)
@@ -121,8 +133,8 @@ def read_examples(
     while True:  # each pass leaves out the bad rows that the passes before raised
         try:
             readable, dropped_by_reader = dataset, {}
-            if config.reader:
-                readable, dropped_by_reader = _examples_by_reader(dataset, config.reader, path)
+            if reader:
+                readable, dropped_by_reader = _examples_by_reader(dataset, reader, path)
             examples, dropped = convert(readable, path, config.columns, **options)
             break
         except BadRows as error:
@@ -141,7 +153,29 @@ def read_examples(
     counts = dict(dropped_by_reader)
     if bad:
         counts[f"{BAD}{path}: {listed(bad, places)}"] = len(bad)
-    return examples, counts | dropped
+    for reason, count in dropped.items():  # a reason may be the reader's, too
+        counts[reason] = counts.get(reason, 0) + count
+    return examples, counts
+
+
+def _reader_by_columns(
+    config: FileData, rows: Rows, shapes: Sequence[str], notes: list[str] | None
+) -> str | None:
+    """Return the reader that the columns of rows call for, and note it; None: they call for none.
+
+    Columns that the user maps, and those of rows that only rewards read, are taken as they are.
+    """
+    if config.columns or "prompts" in shapes:
+        return None
+    names = [name for name in rows.dataset.column_names if name != ROW]
+    chosen = rows.dataset.features.get("chosen")
+    turn = getattr(chosen, "feature", chosen)  # of a list: what its elements are
+    from_value = isinstance(turn, dict) and {"from", "value"} <= turn.keys()
+    reader = detected(names, from_value, shapes)
+    if reader is not None and notes is not None:
+        columns_read = ", ".join(names)
+        notes.append(f"{rows.path} is read by dataset.reader: {reader} (it has {columns_read})")
+    return reader
 
 
 def _rows(
@@ -474,7 +508,6 @@ def _examples_by_reader(dataset: "Dataset", reader: str, where: str) -> Counted:
         where: the path or name of the data set, for errors.
     """
     names = [name for name in dataset.column_names if name != ROW]
-    check_unread(names, where)
     # a file that was read line by line has one column, `text`; a form of `lines` parses it
     is_lines = names == ["text"]
     needs_of_forms = [
@@ -490,8 +523,11 @@ def _examples_by_reader(dataset: "Dataset", reader: str, where: str) -> Counted:
         )
     form_number = fitting[0]
     row_number = [ROW] if ROW in dataset.column_names else []
-    rows = dataset.select_columns([*needs_of_forms[form_number], *row_number])
-    makes = forms(reader)[form_number].makes
+    form = forms(reader)[form_number]
+    read = [*needs_of_forms[form_number], *(name for name in form.takes if name in names)]
+    check_unread([name for name in names if name not in read], where)
+    rows = dataset.select_columns([*read, *row_number])
+    makes = form.makes
     features = {column: _feature(kind) for column, kind in makes.items()}
     features[LEFT_OUT] = _feature("string")  # the reason why a row gives no example
     # an example for each row, or, in the column LEFT_OUT, the reason why there is none
@@ -505,6 +541,8 @@ def _examples_by_reader(dataset: "Dataset", reader: str, where: str) -> Counted:
             f"dataset: the reader {reader} makes no example of the {len(results)} rows of {where} "
             f"({', '.join(dropped)}); there is nothing to train on."
         )
+    if "tools" in makes and not any(cells(results, "tools")):
+        results = results.remove_columns("tools")  # which few recipes read
     if not dropped:
         return results.remove_columns(LEFT_OUT), {}
     # not by `filter`, which keeps all rows and a list of the numbers of some: slow to read later
@@ -539,8 +577,10 @@ def _without_reasons(batch: "pa.Table", code: str) -> "pa.Table":
 
 def _feature(kind: Any) -> Any:
     """Return the feature of `datasets` that a reader's word for a type means."""
-    from datasets import List, Value
+    from datasets import Json, List, Value
 
+    if kind == "json":
+        return Json()
     if isinstance(kind, list):
         return List(_feature(kind[0]))
     if isinstance(kind, dict):
@@ -647,20 +687,47 @@ def read_sides(
     import numpy as np
 
     check_reader(config.reader, *shapes)
+    notes: list[str] = []
+    options |= {"shapes": shapes, "notes": notes}
+    limits = [limit for limit in (count, config.limit) if limit is not None]
+    most = min(limits, default=None)
+    count = None if config.mix else most  # a mixture has `most` of all files
     train, dropped = read_examples(
         config, config.path, config.split, count, "path", convert, **options
     )
     columns.check_alike(train, train[0], config.path)
+    files = np.zeros(len(train), dtype=np.int64)  # which file each example is of
+    if config.mix:
+        from rlhf_trl.data.mixtures import mixed, with_other_files
+
+        def read_other(block: FileData, path: str, split: str, key: str) -> Counted:
+            return read_examples(block, path, split, None, key, convert, **options)
+
+        train, files, dropped = with_other_files(config, train, dropped, shapes, read_other)
     turns = getattr(config, "turns", "last")  # only demonstrations have the choice
     keys = _keys(train, turns)
+    held_out = None
     if config.eval_path or config.eval_split:
         held_out, dropped_held_out = _read_held_out(config, train, keys, turns, convert, options)
         dropped |= dropped_held_out  # their reasons say "to evaluate on"
-        return _sliced(config, Examples(train, held_out, tasks=None, dropped=dropped), keys)
-    if config.eval_size is None:
-        data = Examples(train, held_out=None, tasks=None, dropped=dropped)
-        return _sliced(config, data, keys)
-    # The prompts with the smallest hashes are held out, so that the order of rows does not matter.
+    elif config.eval_size is not None:
+        is_held_out = _held_out_by_hash(config, keys)
+        held_out = train.select(np.flatnonzero(is_held_out))
+        train = train.select(np.flatnonzero(~is_held_out))
+        keys, files = keys[~is_held_out], files[~is_held_out]
+    data = Examples(train, held_out, tasks=None, dropped=dropped, notes=notes)
+    if config.mix:
+        keys = mixed(config, data, keys, files, most)
+    return _sliced(config, data, keys)
+
+
+def _held_out_by_hash(config: FileData, keys: "np.ndarray") -> "np.ndarray":
+    """Return which of N prompts, (N,), are the `eval_size` with the smallest hashes.
+
+    So the order of rows does not matter. `keys` are the (N,) hashes, as `_keys` returns them.
+    """
+    import numpy as np
+
     different = np.unique(keys)  # sorted
     is_held_out = np.isin(keys, different[: config.eval_size])
     if is_held_out.all():
@@ -669,10 +736,7 @@ def read_sides(
             f"(system text, letter case and white space aside), and {config.eval_size} held out "
             "leave nothing to train on; hold out fewer."
         )
-    held_out = train.select(np.flatnonzero(is_held_out))
-    train = train.select(np.flatnonzero(~is_held_out))
-    data = Examples(train, held_out, tasks=None, dropped=dropped)
-    return _sliced(config, data, keys[~is_held_out])
+    return is_held_out
 
 
 def _sliced(config: FileData, data: Examples, keys: "np.ndarray") -> Examples:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ PARTED = "the sides part before the last message"
 UNANSWERED = "the last message is not the assistant's"
 BLANK = "an empty prompt or answer"
 UNRATED = "no rated step"
+OPENED = "the assistant speaks first"
 
 PROBLEM = "Problem: {}\nReasoning trace:\n"  # the prompt of the book's code (train_prm.py)
 # the system prompt under which the answers were sampled, as in the book's code (train_orm.py)
@@ -27,6 +28,16 @@ ARGILLA, H4 = ("chosen-rating", "rejected-rating"), ("score_chosen", "score_reje
 MESSAGES = [{"role": "string", "content": "string"}]
 SCORED = [{"response": "string", "overall_score": "float64"}]
 PAIR = {"prompt": MESSAGES, "chosen": MESSAGES, "rejected": MESSAGES}
+CHAT = ["json"]  # messages that may call tools: each has its own keys
+TOOLS = {"tools": "json"}
+# Who speaks, by the words of ShareGPT and of those who publish in its form, and by OpenAI's.
+SPEAKERS = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "function_call"), "assistant"),
+    **dict.fromkeys(("observation", "tool", "function_response", "tool_response"), "tool"),
+    "system": "system",
+    "developer": "developer",
+}
 
 
 class WrongRow(ValueError):
@@ -56,6 +67,27 @@ class Reader:
     # names of files on the hub, with {} for the split, that are parsed line by line, since their
     # JSON objects differ too much for `datasets` to read them as one table
     lines: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()  # columns that it reads where they are there
+    is_detected: bool = False  # whether rows with `needs` are of this form if no reader is named
+
+
+def detected(names: Collection[str], from_value: bool, shapes: Collection[str]) -> str | None:
+    """Return the reader of rows whose columns tell their form; None: there is none to tell.
+
+    Args:
+        names: the columns of the data set.
+        from_value: whether its chosen answers are in the turns of ShareGPT, with `from` and
+            `value`.
+        shapes: what the examples are to serve as, see `Reader.shapes`.
+    """
+    if from_value and "conversations" not in names:
+        return "dpo_pairs" if "pairs" in shapes else None
+    for name, its_forms in READERS.items():
+        for form in its_forms:
+            fits = form.is_detected and {*form.needs} <= {*names}
+            if fits and {*form.shapes} & {*shapes}:
+                return name
+    return None
 
 
 def check_reader(name: str | None, *shapes: str) -> None:
@@ -98,8 +130,10 @@ def examples_of(row: Row, reader: Reader) -> list[Row | str]:
 def _blank(row: Row) -> bool:
     """Whether the prompt or an answer of an example, a text or messages, is empty."""
     cells = [row.get(name, "") for name in ("prompt", *(s for s in SIDES if s in row))]
-    texts = (cell[-1]["content"] if isinstance(cell, list) and cell else cell for cell in cells)
-    return not all(text and text.strip() for text in texts)
+    messages = (
+        cell[-1] if isinstance(cell, list) and cell else {"content": cell} for cell in cells
+    )
+    return not all((m["content"] or "").strip() or m.get("tool_calls") for m in messages)
 
 
 def split_prompt(row: Row) -> Row | str:
@@ -307,12 +341,185 @@ def messages(row: Row) -> Made:
     return split_prompt({"completion": whole, "messages": whole})
 
 
+def alpaca(row: Row) -> Made:
+    """tatsu-lab/alpaca, and files as LLaMA-Factory reads them: the question is both its texts."""
+    conversation = []
+    for n, pair in enumerate(_list(row.get("history") or [], "history")):
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise Misfit(f"history[{n}]", pair, "list of a question and its answer")
+        question, answer = (_text(text, f"history[{n}]") for text in pair)
+        conversation += [_message("user", question), _message("assistant", answer)]
+    texts = (_text(row["instruction"], "instruction"), _text(row.get("input") or "", "input"))
+    conversation.append(_message("user", "\n".join(text for text in texts if text.strip())))
+    if "output" in row:
+        conversation.append(_message("assistant", _text(row["output"], "output")))
+    return _example(row, conversation)
+
+
+def sharegpt(row: Row) -> Made:
+    """Conversations whose turns say `from` and `value`, as those of ShareGPT and LLaMA-Factory."""
+    conversation = _messages_of(row["conversations"], "conversations")
+    roles = [m["role"] for m in conversation if m["role"] not in ("system", "developer")]
+    if roles[:1] == ["assistant"]:
+        return OPENED  # the scraped conversation began before
+    return _example(row, conversation)
+
+
+def openai(row: Row) -> Made:
+    """Rows as OpenAI's fine-tuning takes them: messages with tools, or two outputs of an input."""
+    if "messages" in row:
+        return _example(row, _messages_of(row["messages"], "messages"))
+    request = _of(dict, row["input"], "input", "mapping with messages")
+    sides = {"chosen": row["preferred_output"], "rejected": row["non_preferred_output"]}
+    conversation = _messages_of(request.get("messages"), "input.messages")
+    return _example({**sides, "tools": request.get("tools")}, conversation)
+
+
+def dpo_pairs(row: Row) -> Made:
+    """Intel/orca_dpo_pairs and others: a question in text, and two answers or conversations."""
+    question = next((row[name] for name in ("prompt", "question") if row.get(name)), [])
+    if isinstance(question, str):
+        question = [_message("user", question)]
+    return _example(row, _messages_of(question, "prompt"))
+
+
+def _example(row: Row, conversation: list[Row]) -> Made:
+    """Return the example of a conversation, with its prompt split off.
+
+    It is the pair of the row's `chosen` and `rejected`, which go on with the conversation or hold
+    it themselves; or else the conversation's last message is the answer, with the row's `kto_tag`
+    as its label. The row's `system` is its first message, unless it has another one.
+    """
+    more: Row = {"tools": _tools(row["tools"])} if "tools" in row else {}
+    conversation = _below_system(row.get("system"), conversation)
+    if "chosen" in row:
+        question = next((m for m in conversation if m["role"] == "user"), None)
+        first = conversation[0] if conversation else {"role": "user"}
+        system = first["content"] if first["role"] == "system" else None
+        sides = {}
+        for side in ("chosen", "rejected"):
+            value = row[side]
+            value = [_message("assistant", value)] if isinstance(value, str) else value
+            turns = _messages_of([value] if isinstance(value, dict) else value, side)
+            holds_conversation = question in turns or question is None
+            whole = turns if holds_conversation else conversation + turns
+            sides[side] = _below_system(system, whole)
+        return split_prompt({**sides, **more})
+    if "kto_tag" in row:
+        if not isinstance(row["kto_tag"], bool):
+            raise Misfit("kto_tag", row["kto_tag"], "true or false")
+        more["label"] = row["kto_tag"]
+    return split_prompt({"completion": conversation, **more})
+
+
+def _below_system(system: Any, conversation: list[Row]) -> list[Row]:
+    """Return a conversation below a text of the system, unless it has one of its own."""
+    text = _text(system or "", "system")
+    if not text.strip() or (conversation and conversation[0]["role"] == "system"):
+        return conversation
+    return [_message("system", text), *conversation]
+
+
+def _messages_of(turns: Any, column: str) -> list[Row]:
+    """Return the messages of a column's turns."""
+    turns = _of(list, turns, column, "list of turns")
+    return [_message_of(turn, f"{column}[{n}]") for n, turn in enumerate(turns)]
+
+
+def _message_of(turn: Any, where: str) -> Row:
+    """Return the message of a turn, which says `from` and `value`, or `role` and `content`."""
+    turn = _of(dict, turn, where, "turn with from and value, or role and content")
+    speaker = turn.get("from") or turn.get("role")
+    if not isinstance(speaker, str) or speaker not in SPEAKERS:
+        raise Misfit(f"the speaker of {where}", speaker, f"one of {', '.join(SPEAKERS)}")
+    if turn.get("weight") == 0:
+        raise WrongRow(
+            f"{where} has weight 0, which is not read; remove the weights, and with "
+            "dataset.turns: last only last answers are trained"
+        )
+    text = turn.get("value") if turn.get("from") else turn.get("content")
+    calls = turn.get("tool_calls")
+    if speaker == "function_call":
+        parsed = _parsed(text, where)
+        calls, text = parsed if isinstance(parsed, list) else [parsed], ""
+    message = _message(SPEAKERS[speaker], _joined(text, where, bool(calls)))
+    if calls:
+        message["tool_calls"] = [_call(call, where) for call in _list(calls, where)]
+    return message | {key: turn[key] for key in ("name", "tool_call_id") if turn.get(key)}
+
+
+def _joined(content: Any, where: str, calls: bool) -> str:
+    """Return the text of a message, which OpenAI may write in parts; None if it calls tools."""
+    if content is None and calls:
+        return ""
+    if isinstance(content, list):
+        parts = [_of(dict, part, where, "part of a text") for part in content]
+        content = "".join(_text(part.get("text"), f"a part of {where}") for part in parts)
+    return _text(content, f"the text of {where}")
+
+
+def _call(call: Any, where: str) -> Row:
+    """Return a call of a tool as chat templates read it, with its arguments as a mapping."""
+    from trl.trainer.utils import remove_none_values  # of keys that Arrow added
+
+    function = _of(dict, call, where, "call of a tool")
+    function = function.get("function") or function
+    arguments = _parsed(function.get("arguments"), f"the arguments of a call in {where}")
+    name = _text(function.get("name"), f"the name of a call in {where}")
+    content = {"name": name, "arguments": remove_none_values(arguments)}
+    number = {"id": call["id"]} if call.get("id") else {}
+    return {**number, "type": "function", "function": content}
+
+
+def _tools(value: Any) -> list[Row] | None:
+    """Return tools as chat templates read them; None: there are none."""
+    from trl.trainer.utils import remove_none_values  # of keys that Arrow added
+
+    tools = _parsed(value, "tools") if value else []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise Misfit("tools", value, "list of tools")
+    tools = remove_none_values(tools)
+    wrapped = [t if "function" in t else {"type": "function", "function": t} for t in tools]
+    return wrapped or None
+
+
+def _parsed(value: Any, where: str) -> Any:
+    """Return what a text of JSON says; what is no text, as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        raise Misfit(where, value, "JSON") from None
+
+
 _RATED = {**PAIR, "margin": "float64"}
 _PAIRS = ("pairs", "prompts")
 _ANSWERS = {"prompt": MESSAGES, **dict.fromkeys(("answer", "solution", "task"), "string")}
 _JUDGED = {"prompt": MESSAGES, "completion": MESSAGES, "label": "bool"}
 _TRACES = {"prompt": "string", "completions": ["string"], "labels": ["int64"]}
+_CHAT_PAIR = {**dict.fromkeys(("prompt", "chosen", "rejected"), CHAT), **TOOLS}
+_CHAT_ANSWER = {**dict.fromkeys(("prompt", "completion"), CHAT), **TOOLS}
+_LEARNED, _LABELED = ("prompt/completion", "messages", "prompts"), ("unpaired", "outcomes")
 _WHOLE = {"prompt": MESSAGES, "completion": MESSAGES, "messages": MESSAGES}
+
+
+def _alpaca(needs: tuple[str, ...], makes: dict[str, Any], shapes: tuple[str, ...]) -> Reader:
+    takes = ("input", "system", "history")
+    return Reader(alpaca, ("instruction", *needs), makes, shapes, takes=takes, is_detected=True)
+
+
+def _sharegpt(needs: tuple[str, ...], makes: dict[str, Any], shapes: tuple[str, ...]) -> Reader:
+    takes = ("system", "tools")
+    needs = ("conversations", *needs)
+    return Reader(sharegpt, needs, makes, shapes, takes=takes, is_detected=True)
+
+
+def _openai(needs: tuple[str, ...], is_detected: bool) -> Reader:
+    takes = ("tools",)
+    return Reader(openai, needs, _CHAT_ANSWER, _LEARNED, takes=takes, is_detected=is_detected)
+
+
 READERS: dict[str, tuple[Reader, ...]] = {
     # prompt/completion: the chosen answer
     "hh": (Reader(hh, ("chosen", "rejected"), PAIR, (*_PAIRS, "prompt/completion")),),
@@ -348,5 +555,43 @@ READERS: dict[str, tuple[Reader, ...]] = {
     ),
     "messages": (
         Reader(messages, ("messages",), _WHOLE, ("prompt/completion", "messages", "prompts")),
+    ),
+    "alpaca": (
+        _alpaca(("chosen", "rejected"), PAIR, _PAIRS),
+        _alpaca(("output", "kto_tag"), _JUDGED, _LABELED),
+        _alpaca(("output",), {"prompt": MESSAGES, "completion": MESSAGES}, _LEARNED),
+    ),
+    "sharegpt": (
+        _sharegpt(("chosen", "rejected"), _CHAT_PAIR, _PAIRS),
+        _sharegpt(("kto_tag",), {**_CHAT_ANSWER, "label": "bool"}, _LABELED),
+        _sharegpt((), _CHAT_ANSWER, _LEARNED),
+    ),
+    "openai": (
+        Reader(
+            read=openai,
+            needs=("input", "preferred_output", "non_preferred_output"),
+            makes=_CHAT_PAIR,
+            shapes=_PAIRS,
+            is_detected=True,
+        ),
+        _openai(("messages", "parallel_tool_calls"), is_detected=True),
+        _openai(("messages",), is_detected=False),
+    ),
+    "dpo_pairs": (
+        Reader(
+            read=dpo_pairs,
+            needs=("question", "chosen", "rejected"),
+            makes=_CHAT_PAIR,
+            shapes=_PAIRS,
+            takes=("system", "tools"),
+            is_detected=True,
+        ),
+        Reader(
+            read=dpo_pairs,
+            needs=("chosen", "rejected"),
+            makes=_CHAT_PAIR,
+            shapes=_PAIRS,
+            takes=("prompt", "system", "tools"),
+        ),
     ),
 }

@@ -1,5 +1,6 @@
 """Sample panels: what the model answers to a few prompts while it trains."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ from rlhf_trl.data.blocks import Samples
 from rlhf_trl.output import write_json
 from rlhf_trl.rollouts.generate import Sampling
 
+WITH_TABLES = ("wandb", "trackio")  # trackers that show tables
+
 
 def add_panels(trainer: Any, config: Samples, rows: list[dict[str, Any]]) -> None:
-    """Let a trainer write `<output_dir>/samples/step-N.json`, and a table to wandb where it is.
+    """Let a trainer write `<output_dir>/samples/step-N.json`, and a table to its trackers.
 
     `config.every` says after how many steps, 1 or more.
     """
@@ -51,12 +54,13 @@ class _Panels(TrainerCallback):
             for row, answer in zip(rows, answers, strict=True)
         ]
         write_json(Path(args.output_dir) / "samples" / f"step-{step:06d}.json", panel)
-        if "wandb" in args.report_to:
-            import wandb
-
+        for name in WITH_TABLES:
+            if name not in args.report_to:
+                continue
+            tracker = import_module(name)
             data = [[step, *map(str, line.values())] for line in panel]  # in order of `columns`
-            table = wandb.Table(columns=["step", "prompt", "greedy", "sampled"], data=data)
-            wandb.log({"samples": table, "train/global_step": step})
+            table = tracker.Table(columns=["step", "prompt", "greedy", "sampled"], data=data)
+            tracker.log({"samples": table, "train/global_step": step})
 
     def _rows_of_panel(self, step: int) -> list[dict[str, Any]]:
         """Return the rows with the prompts of a step's panel."""

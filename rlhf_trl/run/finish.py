@@ -5,6 +5,7 @@ import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -104,6 +105,8 @@ def finish(
         prompt = _prompt_to_show(held_out, data.held_out or prompts or data.train)
     start, has_adapter = loaded.model.model_name_or_path, loaded.model.use_peft
     print(report.next_steps(shown_folder, start, last_step, prompt, has_adapter))
+    if "trackio" in args.report_to:
+        print(f"  {'look at it:':15}trackio show --project {quote(args.project)}")
     print(report.headline(reported, task_names, args.seed), flush=True)
 
 

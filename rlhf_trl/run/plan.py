@@ -403,8 +403,11 @@ def _generation(plan: Plan) -> Iterator[Line]:
     )
 
 
-def batches(plan: Plan) -> list[str]:
-    """Return the arithmetic of a run's batches, a sentence each."""
+def batches(plan: Plan, examples: int | None = None) -> list[str]:
+    """Return the arithmetic of a run's batches, a sentence each.
+
+    `examples` are those to train on, where their number is known.
+    """
     args, stage = plan.loaded.trl, plan.stage
     micro, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
     processes = plan.launch.processes
@@ -416,8 +419,6 @@ def batches(plan: Plan) -> list[str]:
         f"{batch} {noun} per optimizer step: {micro} x {accumulation} accumulated x {processes} "
         f"process{'es' * (processes > 1)}"
     ]
-    # how often the data set is gone through in an epoch, in examples of a batch
-    repeats = 1
     if stage.prompted:
         prompts = args.generation_batch_size // args.num_generations
         updates = args.steps_per_generation * args.num_iterations / accumulation
@@ -425,20 +426,38 @@ def batches(plan: Plan) -> list[str]:
             f"{args.generation_batch_size} completions per generation: {prompts} prompts x "
             f"{args.num_generations}; {updates:g} optimizer step{'s' * (updates != 1)} on them"
         )
-        repeats = args.num_generations * args.num_iterations
-    own, steps = plan.loaded.own, args.max_steps
-    if stage.name == "kto" and steps <= 0:
-        return sentences  # a pair is two examples, a labeled answer one: only the data tell
-    size = getattr(own, "max_samples", None) or getattr(own.dataset, "size", None)
-    if steps <= 0 and isinstance(size, int):
-        steps = math.ceil(args.num_train_epochs * size * repeats / batch)
-        if not stage.prompted:
-            sentences += unfilled_step(size, batch, noun)
-    if steps > 0:
+    size = examples or _examples_in_config(plan)
+    if args.max_steps <= 0 and size and not stage.prompted:
+        sentences += unfilled_step(size, batch, noun)
+    steps = steps_to_come(plan, size)
+    if steps:
         texts = 2 if stage.name in PAIRED else 1
         tokens = steps * batch * texts * plan.texts.tokens
-        sentences.append(f"{steps} optimizer steps, on at most {tokens:,} tokens")
+        sentences.append(f"{steps} optimizer step{'s' * (steps > 1)}, on at most {tokens:,} tokens")
     return sentences
+
+
+def _examples_in_config(plan: Plan) -> int | None:
+    """Return how many examples the config asks for; None: only the data tell."""
+    if plan.stage.name == "kto":
+        return None  # a pair is two examples, a labeled answer one
+    own = plan.loaded.own
+    size = getattr(own, "max_samples", None) or getattr(own.dataset, "size", None)
+    return size if isinstance(size, int) else None
+
+
+def steps_to_come(plan: Plan, examples: int | None) -> int | None:
+    """Return the optimizer steps of a run on so many examples; None: they are not known."""
+    args = plan.loaded.trl
+    if args.max_steps > 0:
+        return args.max_steps
+    if examples is None:
+        return None
+    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    batch *= plan.launch.processes
+    # how often the data set is gone through in an epoch, in examples of a batch
+    repeats = args.num_generations * args.num_iterations if plan.stage.prompted else 1
+    return math.ceil(args.num_train_epochs * examples * repeats / batch)
 
 
 def cheapest_changes(plan: Plan) -> Iterator[tuple[str, list[str], Launch]]:

@@ -1,9 +1,10 @@
 """What `rlhf-trl preview` does: what a config would train on, without loading any model."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from jinja2 import TemplateError
 from trl import unpair_preference_dataset
 
 from rlhf_trl.data.blocks import FileData
@@ -23,6 +24,7 @@ from rlhf_trl.data.preview import (
     side_numbers,
 )
 from rlhf_trl.data.prompts import load_prompts
+from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation import tables
 from rlhf_trl.models import UNTRAINED, load_tokenizer, model_config
 from rlhf_trl.reward_models.reader import Reader, prompt_ids
@@ -34,7 +36,8 @@ from rlhf_trl.run.held_rows import answer_text, tokens_of
 from rlhf_trl.run.options import join_options
 from rlhf_trl.run.reward_models import loader_of
 from rlhf_trl.run.stages import Stage, stage_of_config
-from rlhf_trl.run.supervised import load_tokenizers
+from rlhf_trl.run.supervised import check_marks, decide_what_is_trained, load_tokenizers
+from rlhf_trl.run.train import check_template
 
 UNPAIRED = "KTO learns from each answer of a pair by itself; a row is one answer"
 Measure = Callable[[Row], Measured]
@@ -42,6 +45,69 @@ Measure = Callable[[Row], Measured]
 
 class _NeedsAnswers(Exception):
     """The data are made of answers that a model would have to sample."""
+
+
+@dataclass
+class Opened:
+    """A run's config and data, as its trainer would get them, with the tokenizer."""
+
+    config: str  # path
+    stage: Stage
+    loaded: Loaded
+    data: Examples
+    note: str | None  # on what the examples are
+    measure: Measure
+    limit: str  # of lengths, in words
+    tokenizer: Any  # that the trainer gets
+    templated: Any  # the one whose chat template is applied
+
+    @property
+    def turns(self) -> str:
+        """Which turns are trained; only the block of SFT can ask for "all"."""
+        return getattr(self.loaded.own.dataset, "turns", "last")
+
+    @property
+    def is_prompts(self) -> bool:
+        """Whether the rows are prompts to answer, not examples to learn from."""
+        return _answers_prompts(self.stage, self.data)
+
+    def measured(self, rows: Iterable[Row]) -> list[Measured]:
+        """Return rows in tokens; one that the chat template refuses is an `InputError`."""
+        measured = []
+        for number, row in enumerate(rows, 1):
+            try:
+                measured.append(self.measure(row))
+            except TemplateError as error:
+                raise InputError(
+                    f"the chat template refuses row {number} of those that are left ({error}), "
+                    f"which begins {str(row['prompt'])[:80]!r}; remove such rows, or name a "
+                    "template that takes them."
+                ) from error
+        return measured
+
+
+def opened(config: str, words: Sequence[str] = ()) -> Opened:
+    """Read a config of any recipe that trains, with options of the recipe, and its data."""
+    stage = stage_of_config(read_config(config), config)
+    loaded = stage.load(join_options(words, ["--config", config]))
+    if stage.name == "sft":
+        decide_what_is_trained(loaded)
+    if hasattr(loaded.own.dataset, "step_split"):  # of a process model: see `train_reward_model`
+        loaded.trl.step_separator = loaded.own.dataset.step_separator
+        loaded.trl.step_split = loaded.own.dataset.step_split
+    data, note = _examples(stage, loaded)
+    if stage.name == "kto" and "chosen" in data.train.column_names:
+        data.train, note = unpair_preference_dataset(data.train), UNPAIRED
+        data.held_out = data.held_out and unpair_preference_dataset(data.held_out)
+    if stage.name == "sft":
+        tokenizer, templated = load_tokenizers(loaded, data)
+        if data.conversational:
+            check_marks(templated, loaded.trl)
+    else:
+        templated = tokenizer = load_tokenizer(loaded.model, loaded.trl, data.conversational)
+    check_template(data, templated, loaded.trl, loaded.own.dataset)
+    measure, limit = _measure(stage, loaded, data, templated)
+    return Opened(config, stage, loaded, data, note, measure, limit, tokenizer, templated)
 
 
 def preview(config: str, words: Sequence[str] = ()) -> dict[str, Any]:
@@ -55,30 +121,27 @@ def preview(config: str, words: Sequence[str] = ()) -> dict[str, Any]:
         config: of any recipe that trains.
         words: options of the recipe.
     """
-    stage = stage_of_config(read_config(config), config)
-    loaded = stage.load(join_options(words, ["--config", config]))
-    data, note = _examples(stage, loaded)
-    if stage.name == "kto" and "chosen" in data.train.column_names:
-        data.train, note = unpair_preference_dataset(data.train), UNPAIRED
-        data.held_out = data.held_out and unpair_preference_dataset(data.held_out)
-    measure, limit = _measure(stage, loaded, data)  # a function of a row, and a sentence
-    turns = getattr(loaded.own.dataset, "turns", "last")  # only the block of SFT can ask for "all"
-    sides: dict[str, Any] = {}
-    for side, rows in (("train", data.train), ("held_out", data.held_out)):
-        rows = list(rows or ())
-        numbers = side_numbers(rows, [measure(row) for row in rows], turns) if rows else None
-        sides[side] = numbers
-    shared = prompt_keys(data.train, turns) & prompt_keys(data.held_out or (), turns)
+    run = opened(config, words)
+    return numbers(run, run.measured(run.data.train))
+
+
+def numbers(run: Opened, measured: Sequence[Measured]) -> dict[str, Any]:
+    """Return the numbers of `preview`; `measured` are the training rows in tokens."""
+    data, turns = run.data, run.turns
+    held_out = list(data.held_out or ())
+    train_numbers = side_numbers(list(data.train), measured, turns)
+    shared = prompt_keys(data.train, turns) & prompt_keys(held_out, turns)
     return {
-        "config": config,
-        "recipe": stage.name,
-        "algorithm": loaded.row.label if loaded.row else None,
-        "limit": limit,
-        "notes": [*filter(None, [note]), *data.notes],
+        "config": run.config,
+        "recipe": run.stage.name,
+        "algorithm": run.loaded.row.label if run.loaded.row else None,
+        "limit": run.limit,
+        "notes": [*filter(None, [run.note]), *data.notes],
         "left_out": {reason: count for reason, count in data.dropped.items() if count},
         "left_out_held_out": {why: count for why, count in data.dropped_held_out.items() if count},
         "overlap": len(shared),
-        **sides,
+        "train": train_numbers,
+        "held_out": side_numbers(held_out, run.measured(held_out), turns) if held_out else None,
     }
 
 
@@ -156,30 +219,30 @@ def _without_candidates(own: Any) -> Any:
     return replace(own, dataset=replace(own.dataset, **unread))
 
 
-def _measure(stage: Stage, loaded: Loaded, data: Examples) -> tuple[Measure, str]:
+def _answers_prompts(stage: Stage, data: Examples) -> bool:
+    """Whether a run answers the prompts of its rows; they may have answers all the same."""
+    has_answers = {"chosen", "completion", "completions", "ranked"} & {*data.train.column_names}
+    asks = stage.examples is not None and stage.part("examples") is prompts
+    return asks or not has_answers
+
+
+def _measure(stage: Stage, loaded: Loaded, data: Examples, tokenizer: Any) -> tuple[Measure, str]:
     """Return what measures a row as the run's trainer reads it, and the limit in words."""
     args = loaded.trl
-    # rows to answer may have answers all the same, such as those of pairs
-    has_answers = {"chosen", "completion", "completions", "ranked"} & {*data.train.column_names}
-    answers_prompts = stage.examples is not None and stage.part("examples") is prompts
-    if answers_prompts or not has_answers:
-        return _measure_prompts(loaded, data)
+    if _answers_prompts(stage, data):
+        return _measure_prompts(loaded, tokenizer)
     longest = f"max_length {args.max_length}"
     if stage.makes == "reward_model":
-        tokenizer = load_tokenizer(loaded.model, args, data.conversational)
         return _measure_judged(loaded, tokenizer), f"{longest}: longer rows are dropped"
     if stage.name == "sft":
-        _, tokenizer = load_tokenizers(loaded, data)
         return _measure_demonstrations(loaded, tokenizer), f"{longest}, {args.truncation_mode}"
-    tokenizer = load_tokenizer(loaded.model, args, data.conversational)
     limit = f"{longest}, overlong: {args.overlong or 'as TRL'}"
     return _measure_preferences(args, tokenizer), limit
 
 
-def _measure_prompts(loaded: Loaded, data: Examples) -> tuple[Measure, str]:
+def _measure_prompts(loaded: Loaded, tokenizer: Any) -> tuple[Measure, str]:
     """Measure prompts, which must leave room for an answer in the model's context."""
     args = loaded.trl
-    tokenizer = load_tokenizer(loaded.model, args, data.conversational)
     context = None
     if loaded.model.model_name_or_path != UNTRAINED:
         config = model_config(loaded.model, args).get_text_config()

@@ -13,6 +13,7 @@ from rlhf_trl.models import load_tokenizer, loading
 from rlhf_trl.run import train
 from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.divisibility import check_packing
+from rlhf_trl.run.named_templates import NAMES, family_of, template_file
 
 LOSSES = {
     "last": {"completion_only_loss": True, "assistant_only_loss": False},
@@ -25,12 +26,12 @@ LOSSES = {
 def train_supervised(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     """Do what the recipe of supervised fine-tuning does: load, train, evaluate, save, report."""
     own, args = loaded.own, loaded.trl
-    _decide_what_is_trained(loaded)
+    decide_what_is_trained(loaded)
     train.begin(loaded, "sft")
     data = train.read(args, load_demonstrations, own.dataset, own.demonstrator)
     tokenizer, templated = load_tokenizers(loaded, data)
     if data.conversational:
-        _check_template(templated, args)
+        check_marks(templated, args)
         train.check_template(data, templated, args, own.dataset)
     trainer = train.build(loaded, trainer_class, data, tokenizer)
     trainer.max_completion_length = own.max_completion_length
@@ -85,9 +86,11 @@ def fix_fields(loaded: Loaded[Any, Any], values: Mapping[str, Any], by: str) -> 
         setattr(loaded.trl, key, value)
 
 
-def _decide_what_is_trained(loaded: Loaded[Any, Any]) -> None:
+def decide_what_is_trained(loaded: Loaded[Any, Any]) -> None:
     """Let `dataset.turns` decide what is trained, and refuse what contradicts it or is not read."""
     own, args = loaded.own, loaded.trl
+    args.chat_template_path = template_file(args.chat_template_path)
+    own.chat_template_fallback = template_file(own.chat_template_fallback)
     if args.chat_template_path is not None and own.chat_template_fallback is not None:
         raise InputError(
             "chat_template_fallback is not read with chat_template_path, which replaces any chat "
@@ -138,7 +141,8 @@ def _tokenizer_with_template(
     fault = (
         "is neither a .jinja file nor a folder or hub model with a tokenizer that can be reached"
     )
-    with loading(f"{key}: {path!r}", "name one", fault):
+    remedy = f"name one, or a template ({', '.join(NAMES)})"
+    with loading(f"{key}: {path!r}", remedy, fault):
         other_tokenizer = AutoTokenizer.from_pretrained(path)
     if other_tokenizer.chat_template is None:
         raise InputError(
@@ -148,7 +152,7 @@ def _tokenizer_with_template(
     return other_tokenizer
 
 
-def _check_template(tokenizer: Any, args: Any) -> None:
+def check_marks(tokenizer: Any, args: Any) -> None:
     """Stop where the assistant's turns are to be told apart and the chat template does not."""
     from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
@@ -157,7 +161,11 @@ def _check_template(tokenizer: Any, args: Any) -> None:
     try:
         get_training_chat_template(tokenizer)  # TRL has its own for the usual models
     except ValueError as error:
+        family = family_of(tokenizer.chat_template)
+        remedy = "name one (chat_template_path)"
+        if family is not None:
+            remedy = f"write chat_template_path: {family}, the one of its family that has them"
         raise InputError(
             "dataset.turns: all needs a chat template with {% generation %} around the assistant's "
-            "turns, and TRL has none in its place; name one (chat_template_path), or write last."
+            f"turns, and TRL has none in its place; {remedy}, or write last."
         ) from error

@@ -22,7 +22,7 @@ class UpdateFields:
     in_recipes: ClassVar = {"skip_zero_advantage": None}
 
     skip_zero_advantage: bool | None = setting(
-        "leave completions whose advantage is 0 out of the update; None: where that is exact", False
+        "skip completions of advantage 0; None: where that is exact", False
     )
     share_prompts: bool = setting("read a prompt once for its completions in the update", False)
 
