@@ -8,6 +8,8 @@ watch one more home, signature or loss, add its line with null there and record 
 of TRL, transformers and accelerate that our trainers override or call join by themselves.
 """
 
+import ast
+import gc
 import inspect
 import json
 import os
@@ -19,7 +21,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import MISSING, Field, fields, replace
 from functools import cache
 from importlib import import_module
@@ -92,7 +94,7 @@ def read(known: Surface | None = None) -> Surface:
         `runs`. What is not there is None; what could not be computed is the sentence of the error.
     """
     known = known or shipped()
-    with quick_and_quiet():
+    with quick_and_quiet(), _without_garbage_collection():
         methods, _ = relied_on()
         places = sorted({*known["signatures"], *methods})
         homes = {name: _home(name, home) for name, home in known["homes"].items()}
@@ -115,6 +117,18 @@ def read(known: Surface | None = None) -> Surface:
             **_losses(known["losses"], homes, defaults_of_losses),
             **_all_runs(known, homes, defaults_of_losses),
         }
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Save its time in the block; all that a reading of the surface makes fits into a GB."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def dump(surface: Surface) -> str:
@@ -169,7 +183,7 @@ def _places_used(owner: type, stock: type) -> Iterator[str]:
     for name, value in vars(owner).items():
         if callable(value) and hasattr(stock, name):
             yield _place(stock, name)
-    source = inspect.getsource(owner)
+    source = _sources_of_classes(owner.__module__)[owner.__name__]
     calls = {
         stock: r"(?:self|super\(\))\.(\w+)\(",
         Accelerator: r"self\.accelerator\.(\w+)\(",
@@ -178,6 +192,18 @@ def _places_used(owner: type, stock: type) -> Iterator[str]:
         for name in re.findall(pattern, source):
             if inspect.isfunction(getattr(library_class, name, None)):
                 yield _place(library_class, name)
+
+
+@cache
+def _sources_of_classes(module: str) -> dict[str, str]:
+    """Return the source of each class of a module, which is parsed once for all of them."""
+    source = inspect.getsource(import_module(module))
+    lines = source.splitlines()
+    return {
+        node.name: "\n".join(lines[node.lineno - 1 : node.end_lineno])
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef)
+    }
 
 
 def _place(cls: type, name: str) -> str:
@@ -343,7 +369,7 @@ def _all_runs(known: Surface, homes: dict[str, str | None], defaults: dict[str, 
 def main(folder: Path) -> None:
     """Be one of two processes of the runs in a folder."""
     arguments = pickle.loads((folder / "arguments").read_bytes())
-    with quick_and_quiet():
+    with quick_and_quiet(), _without_garbage_collection():
         runs = _runs(*arguments)
     if os.environ["RANK"] == "0":
         (folder / "runs.json").write_text(json.dumps(runs))
