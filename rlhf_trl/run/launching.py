@@ -165,8 +165,7 @@ def _run(command: Sequence[str]) -> int:
         received.append(number)
         signal_group(process.pid, signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
 
-    # torch's launcher would end processes that save for more than 30 s
-    process = start(command, env={"PET_SHUTDOWN_TIMEOUT": f"{PATIENCE:.0f}", **os.environ})
+    process = start(command, env=os.environ)
     with calling_on_stop(stop):
         code = process.wait()
         wait_for_group(process.pid)
@@ -175,13 +174,17 @@ def _run(command: Sequence[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+def start(
+    command: Sequence[str], env: Mapping[str, str], **options: Any
+) -> subprocess.Popen[bytes]:
     """Start a launch in a process group of its own, which ends when this process dies.
 
     `options` are further ones of `subprocess.Popen`.
     """
     return subprocess.Popen(
         command,
+        # torch's launcher would end processes that save for more than 30 s
+        env={"PET_SHUTDOWN_TIMEOUT": f"{PATIENCE:.0f}", **env},
         start_new_session=True,  # signals reach it through this process alone
         preexec_fn=_end_with_parent,
         **options,
