@@ -278,7 +278,8 @@ def test_a_changed_signature_names_who_overrides_it(monkeypatch):
     assert one.recorded == "(self, inputs, prompts, completions, completion_ids_list)"
     assert one.found == "(self, inputs, prompts, *, completions=())"
     assert one.concerns == (
-        "BookDistillationTrainer, DynamicSampling, PolicyGradientTrainer, RewardedAnswers"
+        "BookDistillationTrainer, DynamicSampling, PolicyGradientTrainer, RewardedAnswers, "
+        "training_time.py"
     )
 
 
