@@ -811,3 +811,18 @@ def test_a_recipe_trains_on_what_a_reader_makes(run, own_model, tmp_path, recipe
         state = json.loads((tmp_path / "code/checkpoint-5/trainer_state.json").read_text())
         assert state["log_history"][0]["loss"] == pytest.approx(0.6931, abs=0.2)  # no margin
         assert "a tie" not in out
+
+
+def test_an_empty_turn_in_a_conversation_leaves_the_row_out(tmp_path):
+    turns = [("human", "dog"), ("gpt", " "), ("human", "again"), ("gpt", "dog")]
+    conversation = [{"from": speaker, "value": text} for speaker, text in turns]
+    rows = [{"conversations": conversation}, {"conversations": conversation[2:]}]
+    examples, dropped = made(tmp_path, rows, "sharegpt")
+    assert dropped == {BLANK: 1}
+    assert [example["completion"][-1]["content"] for example in examples] == ["dog"]
+
+
+def test_a_column_of_images_is_refused(tmp_path):
+    row = {"instruction": "<image> what?", "output": "a cat", "images": ["x.png"]}
+    with pytest.raises(InputError, match=r"has a column images, and only texts are trained here"):
+        made(tmp_path, [row], "alpaca")

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,8 @@ def test_two_processes_train_a_copied_config_from_another_folder_and_ctrl_c_ends
     command += ["--max_steps", "5000", "--disable_tqdm", "true", "--eval_strategy", "no"]
     with (tmp_path / "printed").open("w") as printed:
         how = {"stdout": printed, "stderr": subprocess.STDOUT, "start_new_session": True}
+        # as from a terminal: a shell has what it starts in the background ignore the signal
+        how["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
         process = subprocess.Popen(command, **run, **how)
     until = time.monotonic() + 300
     while "step 10 of 5000" not in (tmp_path / "printed").read_text():

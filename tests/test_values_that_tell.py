@@ -11,6 +11,10 @@ from rlhf_trl.compare.models import quick_and_quiet
 SHIPPED = surface.shipped()
 OF_WINDOWS = ("batch", "columns")
 REASONS = {
+    (
+        "GRPOTrainer loss_type=grpo entropy_coef=0.1 use_adaptive_entropy=true",
+        "entropy_target a tenth",
+    ): "the entropy is below both",
     # the beginning of a case, what changed: why the loss stays as it is
     ("SDPOTrainer", "success_reward_threshold a tenth"): "no sum of rewards lies in between",
     (

@@ -368,8 +368,16 @@ def _holds_messages(feature: Any) -> bool:
     return isinstance(message, dict) and {"role", "content"} <= message.keys()
 
 
+MEDIA = ("images", "videos", "audios")
+
+
 def check_unread(names: Collection[str], where: str) -> None:
-    """Refuse the columns of chat templates where nobody hands them to one."""
+    """Refuse columns without which models would see other prompts: of chat templates, and media."""
+    if media := [name for name in MEDIA if name in names]:
+        raise InputError(
+            f"dataset: {where} has a column {media[0]}, and only texts are trained here; remove it "
+            "where the texts do without."
+        )
     if unread := [name for name in TEMPLATE if name in names]:
         raise InputError(
             f"dataset: {where} has a column {unread[0]}, which is not read here, so that models "

@@ -731,8 +731,9 @@ def _held_out_by_hash(config: FileData, keys: "np.ndarray") -> "np.ndarray":
     different = np.unique(keys)  # sorted
     is_held_out = np.isin(keys, different[: config.eval_size])
     if is_held_out.all():
+        whole = f"the mixture of {config.path} and others" if config.mix else config.path
         raise InputError(
-            f"dataset.eval_size: {config.path} has {len(different)} different prompts "
+            f"dataset.eval_size: {whole} has {len(different)} different prompts "
             f"(system text, letter case and white space aside), and {config.eval_size} held out "
             "leave nothing to train on; hold out fewer."
         )

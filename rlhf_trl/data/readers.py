@@ -390,6 +390,8 @@ def _example(row: Row, conversation: list[Row]) -> Made:
     it themselves; or else the conversation's last message is the answer, with the row's `kto_tag`
     as its label. The row's `system` is its first message, unless it has another one.
     """
+    if any(map(_says_nothing, conversation)):
+        return BLANK
     more: Row = {"tools": _tools(row["tools"])} if "tools" in row else {}
     conversation = _below_system(row.get("system"), conversation)
     if "chosen" in row:
@@ -410,6 +412,12 @@ def _example(row: Row, conversation: list[Row]) -> Made:
             raise Misfit("kto_tag", row["kto_tag"], "true or false")
         more["label"] = row["kto_tag"]
     return split_prompt({"completion": conversation, **more})
+
+
+def _says_nothing(message: Row) -> bool:
+    """Whether a message of the user or the assistant is empty, and calls no tool."""
+    is_spoken = message["role"] in ("user", "assistant")
+    return is_spoken and not message["content"].strip() and not message.get("tool_calls")
 
 
 def _below_system(system: Any, conversation: list[Row]) -> list[Row]:
