@@ -573,11 +573,11 @@ def _drift(args: argparse.Namespace) -> None:
         if path and Path(path).exists() and not args.overwrite:
             raise InputError(f"--{name}: {path!r} exists; add --overwrite or name another file.")
     with _fast_imports():
-        from rlhf_trl.compare import drift, sources, surface
+        from rlhf_trl.compare.drift import differences, sources, surface
         from rlhf_trl.output import write_whole
 
         if args.record_sources:
-            from rlhf_trl.compare.tracing import executed
+            from rlhf_trl.compare.drift.tracing import executed
 
             executed_sources = sources.dump(sources.record(executed()))
             write_whole(args.record_sources, lambda path: path.write_text(executed_sources))
@@ -589,8 +589,8 @@ def _drift(args: argparse.Namespace) -> None:
             print(f"recorded TRL {importlib.metadata.version('trl')} in {files}")
             return
         changes = sources.changes()  # first: measuring loads modules, and patches some of them
-        moved, recorded, installed = drift.check(processes=args.processes)
-    print(drift.report(moved, changes, recorded, installed, as_json=args.json))
+        moved, recorded, installed = differences.check(processes=args.processes)
+    print(differences.report(moved, changes, recorded, installed, as_json=args.json))
     if moved or (changes and args.strict):
         sys.exit(1)
 
@@ -798,7 +798,8 @@ def _pipeline(args: argparse.Namespace) -> None:
 
 def _probe(args: argparse.Namespace) -> None:
     """Report the properties of a loss function or trainer; a broken property is an error."""
-    from rlhf_trl.compare import probe, probe_trainer
+    from rlhf_trl.compare.probe import loss as probe
+    from rlhf_trl.compare.probe import trainer as probe_trainer
     from rlhf_trl.run.yaml_loader import read_word
 
     # With --trainer all words are settings, but argparse has taken the first one for the function.
@@ -870,7 +871,7 @@ def _runs(args: argparse.Namespace) -> None:
 
 def _check_launch(args: argparse.Namespace) -> None:
     """Check the launch that this process is a part of; an error is told once for all ranks."""
-    from rlhf_trl.compare.launch_watch import end_on_signals
+    from rlhf_trl.compare.launch.watch import end_on_signals
     from rlhf_trl.models import load_quietly
     from rlhf_trl.run.launch import recipe, world_size
 
@@ -880,7 +881,7 @@ def _check_launch(args: argparse.Namespace) -> None:
             raise InputError("nothing to compare; launch with --num_processes 2 or more.")
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what TRL sets
         load_quietly()
-        from rlhf_trl.compare.check_launch import check_launch
+        from rlhf_trl.compare.launch.check_launch import check_launch
 
         check_launch(args.config, args.recipe_options, args.limit)
 

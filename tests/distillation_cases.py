@@ -9,8 +9,8 @@ from policy_gradient_cases import LIMIT, WORDS, checkpoint, completion, right, s
 from transformers import AutoModelForCausalLM
 
 from rlhf_trl.algorithms import ALGORITHMS, formulation, names
-from rlhf_trl.compare.measure import fix_completions
 from rlhf_trl.compare.models import drifted, trainer_fields
+from rlhf_trl.compare.windows.generation import fix_completions
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.distillation import BookDistillationConfig, BookDistillationTrainer
 

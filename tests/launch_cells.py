@@ -18,8 +18,8 @@ from accelerate.data_loader import BatchSamplerShard
 from accelerate.optimizer import AcceleratedOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from rlhf_trl.compare.check_launch import judge_cells, read_subject, train_cells
-from rlhf_trl.compare.launch_report import Cell
+from rlhf_trl.compare.launch.check_launch import judge_cells, read_subject, train_cells
+from rlhf_trl.compare.launch.report import Cell
 from rlhf_trl.models import load_quietly
 
 LIMIT = float(os.environ.get("CHECK_LIMIT", 300))

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from unittest.mock import patch
 
-from rlhf_trl.compare import surface
+from rlhf_trl.compare.drift import surface
 
 T, DPO = "transformers.trainer", "trl.trainer.dpo_trainer"
 KWARGS = '**example.get("chat_template_kwargs", {})'

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_trl import policy_gradient_loss
 from rlhf_trl.algorithms import ALGORITHMS, formulation, names
-from rlhf_trl.compare.measure import fix_completions
 from rlhf_trl.compare.models import trainer_fields
+from rlhf_trl.compare.windows.generation import fix_completions
 from rlhf_trl.run.config_types import recipe_defaults
 from rlhf_trl.tiny.model import build_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer

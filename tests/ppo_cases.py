@@ -13,8 +13,8 @@ from policy_gradient_cases import (
     shaped,
 )
 
-from rlhf_trl.compare.measure import fix_completions
 from rlhf_trl.compare.models import trainer_fields
+from rlhf_trl.compare.windows.generation import fix_completions
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.ppo import BookPPOConfig, BookPPOTrainer
 

@@ -17,11 +17,14 @@ from unittest.mock import patch
 from planted import ON_LOSSES, ON_ONE, READER
 from planted import planted as plant
 
-from rlhf_trl.compare import drift, pairs, policy, sources, surface
+from rlhf_trl.compare.drift import differences as drift
+from rlhf_trl.compare.drift import sources, surface
 from rlhf_trl.compare.matrix import Matrix, applies, kind_of
 from rlhf_trl.compare.models import quick_and_quiet
-from rlhf_trl.compare.policy import BATCHES
 from rlhf_trl.compare.rows import ROWS
+from rlhf_trl.compare.trainers import trainer_classes
+from rlhf_trl.compare.windows.batches import BATCHES
+from rlhf_trl.compare.windows.order import _check_shuffle
 
 
 @dataclass(frozen=True)
@@ -447,7 +450,7 @@ CHANGES = [
 
 def _owner(change):
     if not change.owner:
-        return pairs.trainer_classes(change.trainer)[0]
+        return trainer_classes(change.trainer)[0]
     module, _, name = change.owner.rpartition(".")
     try:
         return getattr(import_module(module), name)
@@ -488,8 +491,8 @@ def planted(change):
         for home in homes:
             stack.enter_context(patch.object(home, change.place, function))
         # what was found out of the function as it was
-        policy._check_shuffle.cache_clear()
-        stack.callback(policy._check_shuffle.cache_clear)
+        _check_shuffle.cache_clear()
+        stack.callback(_check_shuffle.cache_clear)
         yield
 
 

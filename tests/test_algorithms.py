@@ -19,7 +19,7 @@ from rlhf_trl.algorithms import (
     names,
     policy_gradients,
 )
-from rlhf_trl.compare.surface import shipped
+from rlhf_trl.compare.drift.surface import shipped
 from rlhf_trl.errors import RANGES, InputError
 
 ROWS = [(name, which) for name, row in ALGORITHMS.items() for which in row.formulations]

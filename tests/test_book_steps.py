@@ -49,7 +49,7 @@ from book_steps import (
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.models.qwen3 import modeling_qwen3
 
-from rlhf_trl.compare.measure import fix_completions
+from rlhf_trl.compare.windows.generation import fix_completions
 from rlhf_trl.data.demonstrations import load_demonstrations
 from rlhf_trl.data.examples import examples
 from rlhf_trl.data.prompts import load_prompts

@@ -10,11 +10,16 @@ import torch
 
 from rlhf_trl.algorithms import ALGORITHMS
 from rlhf_trl.cli import main
-from rlhf_trl.compare import as_stock, page, pairs, report
-from rlhf_trl.compare.identities import Terms, sampler_weight
+from rlhf_trl.compare import as_stock
+from rlhf_trl.compare.identities import sampler_weight
 from rlhf_trl.compare.matrix import EQUAL, RESIDUAL, Matrix, judge, kind_of
-from rlhf_trl.compare.policy import BATCHES
+from rlhf_trl.compare.pages import matrix_page as page
+from rlhf_trl.compare.pages import report
 from rlhf_trl.compare.rows import OWN_ROWS, ROWS
+from rlhf_trl.compare.trainers import OURS
+from rlhf_trl.compare.windows import pair_examples
+from rlhf_trl.compare.windows.batches import BATCHES
+from rlhf_trl.compare.windows.terms import Terms
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).parent.parent
@@ -68,7 +73,7 @@ def test_rows_are_distinct_and_many(found, results):
 def test_every_trainer_of_the_package_is_compared(results):
     files = (ROOT / "rlhf_trl" / "trainers").glob("*.py")
     ours = {n for f in files for n in re.findall(r"^class (Book\w+Trainer)\b", f.read_text(), re.M)}
-    assert ours == set(pairs.OURS) and len(ours) == 10
+    assert ours == set(OURS) and len(ours) == 10
     own = [r for r in results if r.row in OWN_ROWS]
     assert {r.row.right.trainer for r in own} == ours
     # the code's mean of SFT is over a micro-batch; a proof says so
@@ -79,7 +84,7 @@ def test_every_trainer_of_the_package_is_compared(results):
 def test_the_windows_of_our_reward_models_are_what_they_say():
     batch, tokenizer = BATCH["accumulation"], build_tokenizer()
     for kind, classes in (("orm", {0, 1}), ("prm", {0, 1}), ("prm/code", {0, 1, 2})):
-        rows, micro = pairs._by_hand(kind, batch)
+        rows, micro = pair_examples.by_hand(kind, batch)
         assert len(rows) == 16 and [len(part["labels"]) for part in micro] == [8, 8]
         ids, labels = (micro[1][name][3].tolist() for name in ("input_ids", "labels"))
         row, steps = rows[8 + 3], rows[8 + 3].get("completions", [])
@@ -100,7 +105,7 @@ def test_the_windows_of_our_reward_models_are_what_they_say():
             wanted = {n: label + 1 for n, label in wanted.items()}
         assert {n: labels[n] for n in counted} == wanted and len(steps) > 1
         assert {x for part in micro for x in part["labels"].unique().tolist()} - {-100} == classes
-    rows, micro = pairs._by_hand("kwise", batch)
+    rows, micro = pair_examples.by_hand("kwise", batch)
     assert len(rows[0]["ranked"]) == 3 and [len(part["input_ids"]) for part in micro] == [12, 12]
     texts = tokenizer.batch_decode(micro[0]["input_ids"][3:6], skip_special_tokens=True)
     assert texts == [rows[1]["prompt"] + text for text in rows[1]["ranked"]]
@@ -379,7 +384,7 @@ def test_formulation_trl_is_stock_bit_for_bit(stocks):
     )
     trainers = {case.trainer for case in as_stock.CASES}
     assert {f"Book{name}" for name in trainers} == {
-        name for name in pairs.OURS if name not in ("BookPPOTrainer", "BookDistillationTrainer")
+        name for name in OURS if name not in ("BookPPOTrainer", "BookDistillationTrainer")
     } - {"BookTokenRewardTrainer"}
     losses = {round(result.loss_stock, 6) for result in stocks if result.case.batch != "beta"}
     assert len(losses) >= 20  # the cases are not one and the same

@@ -6,9 +6,10 @@ import pytest
 import yaml
 
 from rlhf_trl.algorithms import LOSS_FIELDS, SHARED_FIELDS
-from rlhf_trl.compare import closest, pairs
+from rlhf_trl.compare import closest
 from rlhf_trl.compare.closest import TRAINERS, distances, read_subject
 from rlhf_trl.compare.matrix import Matrix
+from rlhf_trl.compare.trainers import trainer_classes
 
 # A config that is an algorithm, by its trainer. RLOO and ORPO are equal to no printed equation.
 STARTS = {
@@ -101,7 +102,7 @@ LOSS_TYPES = {"GRPOTrainer": "bnpo", "KTOTrainer": "apo_zero_unpaired"}
 def of(trainer):
     """The fields of a trainer's config that can change an update."""
     known = LOSS_FIELDS | SHARED_FIELDS | set(OTHER_KERNELS)
-    return [f.name for f in fields(pairs.trainer_classes(trainer)[1]) if f.name in known]
+    return [f.name for f in fields(trainer_classes(trainer)[1]) if f.name in known]
 
 
 def said(name, trainer):

@@ -9,7 +9,8 @@ from rlhf_trl.cli import main
 from rlhf_trl.compare import closest
 from rlhf_trl.compare.closest import distances, read_subject
 from rlhf_trl.compare.matrix import EQUAL, Matrix
-from rlhf_trl.compare.policy import EXTREME, PolicyWindow
+from rlhf_trl.compare.windows.batches import EXTREME
+from rlhf_trl.compare.windows.policy import PolicyWindow
 from rlhf_trl.errors import InputError
 
 ROOT = Path(__file__).parent.parent

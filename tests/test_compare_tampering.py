@@ -10,8 +10,8 @@ import torch
 
 from rlhf_trl.compare.matrix import Matrix
 from rlhf_trl.compare.models import quick_and_quiet
-from rlhf_trl.compare.policy import BATCHES
 from rlhf_trl.compare.rows import ROWS
+from rlhf_trl.compare.windows.batches import BATCHES
 from rlhf_trl.errors import InputError
 
 BATCH = {batch.name: batch for batch in BATCHES}
@@ -310,9 +310,9 @@ def test_over_long_examples_that_are_cut_otherwise_are_found_out(what, monkeypat
 def test_a_shuffle_that_tears_rows_apart_is_found_out(monkeypatch):
     from trl.trainer import grpo_trainer
 
-    from rlhf_trl.compare import policy
+    from rlhf_trl.compare.windows.order import _check_shuffle
 
-    policy._check_shuffle.cache_clear()
+    _check_shuffle.cache_clear()
     monkeypatch.setattr(
         grpo_trainer,
         "shuffle_sequence_dict",
@@ -320,7 +320,7 @@ def test_a_shuffle_that_tears_rows_apart_is_found_out(monkeypatch):
     )
     with pytest.raises(InputError, match="tears the rows of a batch apart"):
         Matrix().run([row for row in ROWS if row.algorithm == "grpo"], [BATCH["mild"]])
-    policy._check_shuffle.cache_clear()
+    _check_shuffle.cache_clear()
 
 
 PLANTED = {change.what: change for change in tampering.CHANGES}

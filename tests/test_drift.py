@@ -14,9 +14,9 @@ import trl
 import trl.models
 
 from rlhf_trl.cli import main
-from rlhf_trl.compare import drift, surface
+from rlhf_trl.compare.drift import differences as drift
+from rlhf_trl.compare.drift import surface
 from rlhf_trl.compare.matrix import Matrix
-from rlhf_trl.compare.matrix import book as measure_book
 from rlhf_trl.compare.measure import Book
 from rlhf_trl.errors import InputError
 from rlhf_trl.trainers.policy_gradient import BookGRPOTrainer
@@ -71,7 +71,7 @@ def test_nothing_has_moved_in_the_pinned_trl(capsys):
         pytest.fail(
             "TRL is no longer what this package was written for. Check each line, adapt what it "
             "concerns, then run `rlhf-trl drift --overwrite --record "
-            f"rlhf_trl/compare/surface.json`.\n{capsys.readouterr().out}"
+            f"rlhf_trl/compare/drift/surface.json`.\n{capsys.readouterr().out}"
         )
     was, now, result = capsys.readouterr().out.splitlines()
     assert was.startswith("recorded: trl 1.16.0, ") and now.startswith("installed: trl 1.16.0, ")
@@ -205,7 +205,7 @@ PRINTED = {
 def test_recorded_losses_are_those_of_the_equations(case):
     batch, columns = surface.batch_of(case)
     window = Matrix().window(case.split()[0], columns, batch)
-    loss, gradient = measure_book(PRINTED[case], window)
+    loss, gradient = window.book(PRINTED[case])
     assert SHIPPED["losses"][case] == pytest.approx([loss, float(gradient.norm())], rel=1e-5)
 
 

@@ -43,9 +43,26 @@ def test_every_room_imports_only_those_below_it():
 
 def test_nothing_but_the_command_imports_the_comparison():
     files = [path for folder in ("rlhf_trl", "recipes") for path in (ROOT / folder).rglob("*.py")]
-    outside = [path for path in files if path.parent != ROOT / "rlhf_trl" / "compare"]
+    outside = [path for path in files if ROOT / "rlhf_trl" / "compare" not in path.parents]
     importing = [str(path.relative_to(ROOT)) for path in outside if "compare" in imported(path)]
     assert importing == ["rlhf_trl/cli.py"]
+
+
+def test_what_measures_knows_neither_drift_nor_pages():
+    below = ["measure", "models", "trainers", "windows", "identities", "rows", "matrix"]
+    order = [*below, "as_stock", "drift", "closest", "pages", "supervised", "two_configs"]
+    order += ["probe", "launch", "command"]
+    package = ROOT / "rlhf_trl" / "compare"
+    seen = set()
+    for path in package.rglob("*.py"):
+        part = path.relative_to(package).with_suffix("").parts[0]
+        if part == "__init__":
+            continue
+        seen.add(part)
+        names = [name.split(".") for name in modules_imported(path)]
+        parts = {name[2] for name in names if name[:2] == ["rlhf_trl", "compare"] and name[2:]}
+        assert parts <= {*order[: order.index(part) + 1]}, path
+    assert seen == {*order}
 
 
 def test_recipes_import_run_and_trainers():

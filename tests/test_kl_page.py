@@ -6,7 +6,15 @@ import time
 import pytest
 import torch
 
-from rlhf_trl.compare.kl_page import ESTIMATORS, MEASURED, figure, measure_kl, page, table, toy
+from rlhf_trl.compare.pages.kl_page import (
+    ESTIMATORS,
+    MEASURED,
+    figure,
+    measure_kl,
+    page,
+    table,
+    toy,
+)
 
 
 def random_world(seed, vocabulary=4, scale=0.8):

@@ -12,8 +12,9 @@ import torch
 from conftest import ROOT, cause
 from launch_cells import ACCUMULATIONS, CONFIGS, SEEDS
 
-from rlhf_trl.compare import launch_faults, launch_inputs
-from rlhf_trl.compare.launch_faults import Step
+from rlhf_trl.compare.launch import faults as launch_faults
+from rlhf_trl.compare.launch import inputs as launch_inputs
+from rlhf_trl.compare.launch.faults import Step
 
 STRATEGIES = {  # config -> strategy, stage, where the optimizer and the parameters are
     "cpu_2proc": ("ddp", None, "none", "none"),
@@ -325,7 +326,7 @@ def test_what_cannot_be_checked_is_one_sentence(tmp_path):
 
 def test_a_signal_ends_a_check_with_a_sentence_that_tells_of_no_checkpoint():
     program = (
-        "import os, signal; from rlhf_trl.compare.launch_watch import end_on_signals; "
+        "import os, signal; from rlhf_trl.compare.launch.watch import end_on_signals; "
         "end_on_signals(); os.kill(os.getpid(), signal.SIGTERM); print('not ended')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_trl.cli import main
-from rlhf_trl.compare.paper_index import INDEX, Claim, page, read_index
+from rlhf_trl.compare.pages.paper_index import INDEX, Claim, page, read_index
 from rlhf_trl.errors import InputError
 
 FAULTS = Path(__file__).parent.parent / "recipes" / "experiments" / "2026-11-22-two-faults"

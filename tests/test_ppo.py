@@ -14,13 +14,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from rlhf_trl import policy_gradient_loss
 from rlhf_trl.algorithms import formulation
 from rlhf_trl.book import advantages as book_advantages
-from rlhf_trl.compare.measure import (
-    Measured,
-    accumulate,
-    batches,
-    fix_completions,
-    flat_gradient,
-)
+from rlhf_trl.compare.measure import Measured, accumulate, batches, flat_gradient
+from rlhf_trl.compare.windows.generation import fix_completions
 from rlhf_trl.errors import InputError
 from rlhf_trl.trainers import value_model
 from rlhf_trl.trainers.ppo import BookPPOConfig

@@ -4,8 +4,8 @@ import pytest
 
 from rlhf_trl.algorithms import algorithm, formulation, names
 from rlhf_trl.cli import main
-from rlhf_trl.compare import probe_trainer
-from rlhf_trl.compare.probe import NAMES, probe
+from rlhf_trl.compare.probe import trainer as probe_trainer
+from rlhf_trl.compare.probe.loss import NAMES, probe
 from rlhf_trl.errors import InputError
 from rlhf_trl.run.yaml_loader import read_word
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from planted import ON_ONE, ON_TWO, planted
 
-from rlhf_trl.compare import drift, surface
+from rlhf_trl.compare.drift import differences as drift
+from rlhf_trl.compare.drift import surface
 from rlhf_trl.compare.models import quick_and_quiet
 
 SHIPPED = surface.shipped()

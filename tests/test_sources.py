@@ -11,9 +11,10 @@ import pytest
 import transformers
 from planted import ON_LOSSES, ON_ONE, ON_TWO, READER
 
-from rlhf_trl.compare import drift, sources
-from rlhf_trl.compare.sources import Module
-from rlhf_trl.compare.tracing import Trace
+from rlhf_trl.compare.drift import differences as drift
+from rlhf_trl.compare.drift import sources
+from rlhf_trl.compare.drift.sources import Module
+from rlhf_trl.compare.drift.tracing import Trace
 
 SHIPPED = sources.shipped()
 
@@ -155,7 +156,7 @@ def test_a_trace_names_functions_their_classes_and_the_constants_they_read():
 
 PROGRAM = """
 import json, sys
-from rlhf_trl.compare.sources import Module
+from rlhf_trl.compare.drift.sources import Module
 class Text(Module):
     def __init__(self, content):
         self.content = content

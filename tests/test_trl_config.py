@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl.experimental.orpo import ORPOConfig
 
 from rlhf_trl.cli import main
-from rlhf_trl.compare.measure import fix_completions
+from rlhf_trl.compare.windows.generation import fix_completions
 from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.errors import InputError
 from rlhf_trl.ports.book_code import translate

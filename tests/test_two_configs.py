@@ -9,7 +9,7 @@ from rlhf_trl.cli import main
 from rlhf_trl.compare import two_configs
 from rlhf_trl.compare.matrix import Matrix
 from rlhf_trl.compare.measure import Book
-from rlhf_trl.compare.policy import BATCHES
+from rlhf_trl.compare.windows.batches import BATCHES
 from rlhf_trl.run.differences import UNSET, differences
 
 

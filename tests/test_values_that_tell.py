@@ -5,7 +5,8 @@ import json
 import pytest
 from planted import ON_LOSSES, planted
 
-from rlhf_trl.compare import drift, surface
+from rlhf_trl.compare.drift import differences as drift
+from rlhf_trl.compare.drift import surface
 from rlhf_trl.compare.models import quick_and_quiet
 
 SHIPPED = surface.shipped()

@@ -22,7 +22,7 @@ from policy_gradient_processes import right
 from trl import SFTConfig
 
 from rlhf_trl.algorithms import ALGORITHMS
-from rlhf_trl.compare.launch_training import whole, whole_weights
+from rlhf_trl.compare.launch.training import whole, whole_weights
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import launch
 from rlhf_trl.tiny.tokenizer import build_tokenizer

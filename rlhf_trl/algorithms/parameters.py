@@ -186,6 +186,6 @@ LOSS_FIELDS = (frozenset(name for name, _ in PARAMETERS) | _UNREAD) - SHARED_FIE
 """The fields that change a loss, each for some algorithms only.
 
 One that a config sets, and that the chosen formulation neither reads nor fixes to the same value,
-is an error. All others of the recorded release of TRL (compare/surface.json) touch no loss:
+is an error. All others of the recorded release of TRL (compare/drift/surface.json) touch no loss:
 sampling, data, logging, the rest of TrainingArguments.
 """

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any
 
-from rlhf_trl.compare import matrix, pairs
+from rlhf_trl.compare import matrix
 from rlhf_trl.compare.measure import Stock, sentence
 from rlhf_trl.compare.models import quick_and_quiet
-from rlhf_trl.compare.policy import BATCHES, PolicyBatch
+from rlhf_trl.compare.trainers import trainer_classes
+from rlhf_trl.compare.windows.batches import BATCHES, PolicyBatch
 from rlhf_trl.evaluation.tables import Line
 from rlhf_trl.run.config_types import recipe_defaults
 
@@ -82,8 +83,8 @@ def _compared(case: Case, batch: PolicyBatch, windows: matrix.Matrix) -> AsStock
     stock = Stock(case.settings, case.trainer, case.trainer)
     try:
         window = windows.window(matrix.kind_of_stock(stock), (), batch)
-        loss_stock, gradient_stock = matrix.stock(stock, window)
-        loss_ours, gradient_ours = matrix.stock(_ours(case), window)
+        loss_stock, gradient_stock = window.stock(stock)
+        loss_ours, gradient_ours = window.stock(_ours(case))
     except Exception as error:  # whatever another release breaks is what is reported
         return AsStock(case, why=sentence(error))
     largest = float((gradient_ours - gradient_stock).abs().max())
@@ -93,7 +94,7 @@ def _compared(case: Case, batch: PolicyBatch, windows: matrix.Matrix) -> AsStock
 def _ours(case: Case) -> Stock:
     """Return our trainer with the settings of a case, and without what only recipes turn on."""
     name = f"Book{case.trainer}"
-    config = pairs.trainer_classes(name)[1]
+    config = trainer_classes(name)[1]
     settings = {**dict.fromkeys(recipe_defaults(config)), **case.settings}
     if name != "BookSFTTrainer":  # whose config is TRL's, and its only loss
         settings["formulation"] = "trl"

@@ -14,13 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_trl.algorithms import ALGORITHMS, LOSS_FIELDS, SHARED_FIELDS, Formulation, formulation
-from rlhf_trl.compare import pairs, policy
-from rlhf_trl.compare.matrix import POLICY, Matrix, Result
+from rlhf_trl.compare.drift.surface import settings, shipped
+from rlhf_trl.compare.matrix import Matrix, Result
 from rlhf_trl.compare.measure import Book, Stock
 from rlhf_trl.compare.models import quick_and_quiet, trainer_fields
-from rlhf_trl.compare.policy import PolicyBatch
 from rlhf_trl.compare.rows import Row, fields_for_batches
-from rlhf_trl.compare.surface import settings, shipped
+from rlhf_trl.compare.trainers import (
+    POLICY,
+    STOCK,
+    base_name,
+    own_trainer,
+    row_arguments,
+    trainer_classes,
+)
+from rlhf_trl.compare.windows.batches import ACROSS, BATCHES, GROUP, LIMIT, ROWS, PolicyBatch
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.run.config import read_config
 from rlhf_trl.run.fields.policy_gradients import PolicyGradientRun
@@ -29,7 +36,7 @@ from rlhf_trl.run.read_fields import read_fields
 
 SFT = "SFTTrainer"
 
-TRAINERS = tuple(name for name in pairs.STOCK if name != SFT)
+TRAINERS = tuple(name for name in STOCK if name != SFT)
 """Stock trainers whose configs are held against rows of the table, which has none of SFT."""
 
 SCHEDULE = {
@@ -118,7 +125,7 @@ class Subject:
     def batches(self) -> list[PolicyBatch]:
         """The windows on which it is measured."""
         names = ["heavy", "ragged", "accumulation"]
-        further_batches: list[PolicyBatch] = []  # which are not among `policy.BATCHES`
+        further_batches: list[PolicyBatch] = []  # which are not among `BATCHES`
         if self.base == "GRPOTrainer":
             names.append("tools")
         if self.base in POLICY:
@@ -126,8 +133,8 @@ class Subject:
             if self.generation > self.accumulation:
                 names.append("steps_per_generation")
             if self.generation < self.accumulation:
-                further_batches.append(policy.ACROSS)
-        return [batch for batch in policy.BATCHES if batch.name in names] + further_batches
+                further_batches.append(ACROSS)
+        return [batch for batch in BATCHES if batch.name in names] + further_batches
 
     @property
     def left_out(self) -> list[str]:
@@ -195,7 +202,7 @@ class Subject:
             return row.trainer in ("GRPOTrainer", self.base)
         stock_trainer = row.trainer
         if self.trainer_arguments:  # a trainer of ours: where our recipe trains this row
-            stock_trainer = pairs.own_trainer(name).removeprefix("Book")
+            stock_trainer = own_trainer(name).removeprefix("Book")
         return stock_trainer == self.base
 
 
@@ -256,7 +263,7 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
 def _trainer_and_config(trainer: str) -> tuple[type, type]:
     """Return the class that a dotted name names, and its config class."""
     trainer_class = class_of(trainer)
-    stock_class, stock_config = pairs.trainer_classes(pairs.base_name(trainer_class))
+    stock_class, stock_config = trainer_classes(base_name(trainer_class))
     if trainer_class is stock_class:
         return trainer_class, stock_config
     return trainer_class, config_class(trainer_class, stock_config)
@@ -267,9 +274,9 @@ def _stock_subject(
 ) -> Subject:
     """Return a trainer of TRL, or a subclass, as a subject, with the config at `path`, if any."""
     trainer_class, config = classes
-    base = pairs.base_name(trainer_class)
+    base = base_name(trainer_class)
     values = _checked(path, config) if path else {}
-    stock_fields = {f.name for f in fields_of(pairs.trainer_classes(base)[1])}
+    stock_fields = {f.name for f in fields_of(trainer_classes(base)[1])}
     added_fields = {f.name for f in fields_of(config)} - stock_fields  # by a subclass
     return Subject(
         label=label,
@@ -283,7 +290,7 @@ def _stock_subject(
 
 def _of_sft(label: str, config_keys: Mapping[str, Any]) -> Subject:
     """Return a config of our recipe for SFT as a subject; it has no row of the table."""
-    classes = pairs.trainer_classes("BookSFTTrainer")
+    classes = trainer_classes("BookSFTTrainer")
     names = {f.name for f in fields_of(classes[1])}
     values = {name: value for name, value in config_keys.items() if name in names}
     return Subject(label, SFT, classes, values, _loss_fields(values))
@@ -313,7 +320,7 @@ def _of_recipes(
     from trl import ModelConfig
 
     algorithm = config_keys["algorithm"]
-    own_class, config = pairs.trainer_classes(pairs.own_trainer(algorithm))
+    own_class, config = trainer_classes(own_trainer(algorithm))
     trainer_class = class_of(trainer) if trainer else own_class
     if not issubclass(trainer_class, own_class):
         raise InputError(
@@ -344,7 +351,7 @@ def _own_subject(
         values: the fields that the user's config sets.
     """
     row = formulation(algorithm, formulation_name)
-    base = pairs.base_name(classes[0])
+    base = base_name(classes[0])
     # a default of None, which most fields of our config classes have, leaves the field to the row
     defaults = {
         config_field.name: config_field.default
@@ -369,14 +376,14 @@ def _own_subject(
         classes=classes,
         values=values,
         fields=fields,
-        trainer_arguments=pairs.arguments(algorithm, formulation_name),
+        trainer_arguments=row_arguments(algorithm, formulation_name),
     )
 
 
 def class_of(dotted: str) -> type:
     """Import a trainer class by its dotted name; TRL's own need no module."""
-    if dotted in pairs.STOCK:
-        return pairs.trainer_classes(dotted)[0]
+    if dotted in STOCK:
+        return trainer_classes(dotted)[0]
     module, _, name = dotted.rpartition(".")
     if not module:
         hint = nearest(dotted, TRAINERS)
@@ -388,7 +395,7 @@ def class_of(dotted: str) -> type:
     except Exception as error:  # whatever the user's module raises
         why = " ".join(str(error).split())
         raise InputError(f"--trainer: {module} cannot be imported: {why}") from error
-    if not isinstance(trainer, type) or not pairs.base_name(trainer):
+    if not isinstance(trainer, type) or not base_name(trainer):
         raise InputError(f"--trainer: {dotted} is not a subclass of a trainer of TRL")
     return trainer
 
@@ -432,8 +439,7 @@ def _trainers_of_keys(path: str, config_keys: Mapping[str, Any]) -> list[str]:
         InputError: no trainer fits, or several of which none is the usual one.
     """
     field_names = {
-        trainer: {f.name for f in fields_of(pairs.trainer_classes(trainer)[1])}
-        for trainer in pairs.STOCK
+        trainer: {f.name for f in fields_of(trainer_classes(trainer)[1])} for trainer in STOCK
     }
     of_any_trainer = set().union(*field_names.values())
     trainer_keys = of_any_trainer.intersection(config_keys)
@@ -442,7 +448,7 @@ def _trainers_of_keys(path: str, config_keys: Mapping[str, Any]) -> list[str]:
         loss_types = [loss_types]
     loss_types = {str(loss_type) for loss_type in loss_types}
     fitting = []
-    for trainer in pairs.STOCK:
+    for trainer in STOCK:
         known_losses = _loss_types(trainer)  # empty if its config has no field `loss_type`
         knows_losses = not known_losses or loss_types <= known_losses
         if trainer_keys <= field_names[trainer] and knows_losses:
@@ -608,7 +614,7 @@ def _built_config(subject: Subject) -> Any:
     """Return the subject's config, an object of its config class, as for the fixed batches."""
     fields = trainer_fields()
     if subject.base in POLICY:
-        fields |= {"num_generations": policy.GROUP, "per_device_train_batch_size": policy.ROWS}
+        fields |= {"num_generations": GROUP, "per_device_train_batch_size": ROWS}
     fields |= subject.fields
     return subject.classes[1](**fields)
 
@@ -689,7 +695,7 @@ def side_of(subject: Subject, **changes: Any) -> Stock:
     # A side names our trainer where it is ours: the one with which our recipe trains the row. No
     # recipe trains with BookRLOOTrainer, so that one goes by its stock trainer, RLOOTrainer.
     if subject.trainer_arguments and trainer != "RLOOTrainer":
-        trainer = pairs.own_trainer(subject.trainer_arguments["algorithm"])
+        trainer = own_trainer(subject.trainer_arguments["algorithm"])
     return Stock(
         fields,
         subject.label,
@@ -741,7 +747,7 @@ def _value_of_user(subject: Subject, config: Any, name: str) -> Any:
 
 def _length_limit(row: Formulation) -> dict[str, Any]:
     """Return the batches' limit of a completion as a parameter, if the row reads one."""
-    return {"max_completion_length": policy.LIMIT} if "max_completion_length" in row.reads else {}
+    return {"max_completion_length": LIMIT} if "max_completion_length" in row.reads else {}
 
 
 def _changes(subject: Subject, book: Book, config: Any) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from rlhf_trl.algorithms import formulation
-from rlhf_trl.compare import as_stock, paper_index, report, supervised, two_configs
+from rlhf_trl.compare import as_stock, supervised, two_configs
 from rlhf_trl.compare.closest import SFT, Distance, distances, read_subject
+from rlhf_trl.compare.drift.surface import shipped
 from rlhf_trl.compare.matrix import Matrix, Result
-from rlhf_trl.compare.page import write_page
-from rlhf_trl.compare.policy import BATCHES
+from rlhf_trl.compare.pages import paper_index, report
+from rlhf_trl.compare.pages.matrix_page import write_page
 from rlhf_trl.compare.rows import ROWS
-from rlhf_trl.compare.surface import shipped
+from rlhf_trl.compare.windows.batches import BATCHES
 from rlhf_trl.errors import InputError, nearest
 
 

@@ -7,53 +7,15 @@ gradients together, up to the residual that is printed; one alone shows how much
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlhf_trl.compare.pairs import Micro, PairView
-from rlhf_trl.compare.policy import View
+from rlhf_trl.compare.windows.offline import Micro
+from rlhf_trl.compare.windows.policy import View
+from rlhf_trl.compare.windows.terms import Identity, PairTerms, Terms
 from rlhf_trl.tiny.model import END
-
-
-@dataclass
-class Terms:
-    """The derivative of a loss in log-probabilities, taken apart.
-
-    Of a `View` tensors have the shapes below. A `DistillationView` has derivatives in logits,
-    (B, T, V), and token weights (B, 1, 1).
-    """
-
-    view: Any  # `View` or `DistillationView`
-    surrogate: Tensor  # (B, T) the policy gradient's part
-    kl: Tensor  # (B, T) the part of beta * KL
-    token_weight: Tensor  # (B, 1) by what the aggregation multiplies a token's loss
-    beta: float  # the weight of the KL
-
-
-@dataclass
-class PairTerms:
-    """The derivative of a loss in what a model puts out: weights (R, S) per micro-batch."""
-
-    view: PairView
-    weights: list[Tensor]
-
-
-@dataclass(frozen=True)
-class Identity:
-    """One change: the term of the equation that differs, and what to do, in words and symbols."""
-
-    term: str
-    says: str
-    # changes a `Terms` or `PairTerms` in place; None where only arguments or temperature change
-    apply: Callable[[Any], None] | None = None
-    # returns other arguments for the left side's function, given the view and its own arguments
-    arguments: Callable[[View, dict[str, Any]], dict[str, Any]] | None = None
-    # whether log-probabilities are taken at the trainer's temperature
-    temperature: bool = False
-
 
 _NORMS = {
     "sequence_sum": "1/B",
@@ -108,12 +70,12 @@ STANDARDIZED = _surrogate(
     lambda view, old: old / (view.group_std + 1e-4),
 )
 
-
 SPREAD_OF_THE_BATCH = _surrogate(
     "standard deviation",
     "multiply advantages by (s + 0.0001) / (s of all rewards + 0.0001)",
     lambda view, old: old * (view.group_std + 1e-4) / (view.rewards.std() + 1e-4),
 )
+
 FINISHED_ONLY = _surrogate(
     "mask",
     "completions without an end token have no weight",
@@ -209,6 +171,7 @@ def _clipped(of_completion: bool) -> Callable[[View, Tensor], Tensor]:
 CLIPPED_TOKEN_RATIO = _surrogate(
     "ratio", "multiply each token by rho, or 0 where the clip holds", _clipped(of_completion=False)
 )
+
 CLIPPED_WHOLE_RATIO = _surrogate(
     "ratio",
     "multiply each completion by the product of its rho, or 0 where the clip holds",
@@ -272,12 +235,10 @@ NO_BASELINE = Identity(
     "the advantage is the reward itself",
     arguments=lambda _, old: old | {"baseline": "none"},
 )
+
 AT_TEMPERATURE = Identity(
     "temperature", "take log-probabilities from logits / temperature", temperature=True
 )
-
-
-# --- pairs ---------------------------------------------------------------------------------------
 
 
 def _micro(term: str, says: str, change: Callable[[Micro, Tensor, int], Tensor]) -> Identity:
@@ -397,6 +358,7 @@ TWO_CLASS_MEANS = _micro(
     "divide each class by its share of the batch",
     lambda part, w, _: w / _class_share(part),
 )
+
 TOKENS_OF_THE_BATCH = _micro(
     "normalizer",
     "weigh each token by 1/(tokens of the micro-batch)",

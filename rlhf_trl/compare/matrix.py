@@ -6,20 +6,22 @@ from dataclasses import dataclass
 from traceback import extract_tb
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from rlhf_trl.compare import distillation, pairs
-from rlhf_trl.compare.distillation import DistillationWindow
-from rlhf_trl.compare.identities import AT_TEMPERATURE, Identity, PairTerms, Terms
-from rlhf_trl.compare.measure import DISTILLING, Book, Stock, sentence
+from rlhf_trl.compare.identities import AT_TEMPERATURE
+from rlhf_trl.compare.measure import Book, Stock, sentence
 from rlhf_trl.compare.models import quick_and_quiet
-from rlhf_trl.compare.pairs import DOUBLE, PairWindow
-from rlhf_trl.compare.policy import PolicyBatch, PolicyWindow, View, build_trainer
 from rlhf_trl.compare.rows import Row
+from rlhf_trl.compare.trainers import DISTILLING, OURS, POLICY
+from rlhf_trl.compare.windows.batches import OFFLINE_BATCHES, PolicyBatch
+from rlhf_trl.compare.windows.distillation import DistillationWindow, GeneratedWindow
+from rlhf_trl.compare.windows.offline import DOUBLE, PairWindow
+from rlhf_trl.compare.windows.pair_examples import made_kind
+from rlhf_trl.compare.windows.policy import PolicyWindow
+from rlhf_trl.compare.windows.terms import Identity
+from rlhf_trl.compare.windows.window import Window
 from rlhf_trl.errors import InputError
-from rlhf_trl.losses.policy_gradients import kl_estimate
 
 EQUAL = 1e-5  # relative error up to which two gradients are equal
 ZERO = 1e-8  # norm below which a gradient is zero
@@ -69,7 +71,6 @@ class Result:
 
 
 Measurement = tuple[float, Tensor]
-Window = PolicyWindow | PairWindow | DistillationWindow
 
 
 class Matrix:
@@ -107,7 +108,7 @@ class Matrix:
         except InputError:
             raise
         except Exception as error:  # whatever another release breaks
-            is_ours = isinstance(row.right, Stock) and row.right.trainer in pairs.OURS
+            is_ours = isinstance(row.right, Stock) and row.right.trainer in OURS
             is_missing = is_ours or isinstance(error, ImportError)
             return Result(
                 row=row,
@@ -152,7 +153,7 @@ class Matrix:
         contributions = []
         if residual is not None:
             for step in steps:
-                alone = _error(changed(row.left, window, [step]), left)
+                alone = _error(window.changed(row.left, [step]), left)
                 contributions.append(Contribution(step.term, step.says, alone))
         return Result(
             row=row,
@@ -172,8 +173,12 @@ class Matrix:
         """Return a window, prepared; kind and columns are what `kind_of` returns of a row."""
         key = (kind, columns, batch)
         if key not in self._windows:
+            window: Window
             if kind in POLICY:
                 window = PolicyWindow(batch)
+            elif kind == GENERATED:
+                generated = self.window("GRPOTrainer", (), batch)
+                window = GeneratedWindow(generated)
             elif kind in DISTILLING:
                 window = DistillationWindow(batch)
             else:
@@ -186,18 +191,18 @@ class Matrix:
         key = (repr(side), id(window), double)
         if key not in self._measured:
             is_book = isinstance(side, Book)
-            self._measured[key] = book(side, window) if is_book else stock(side, window, double)
+            self._measured[key] = window.book(side) if is_book else window.stock(side, double)
         return self._measured[key]
 
 
-POLICY = ("GRPOTrainer", "RLOOTrainer")
-"""The stock trainers that generate."""
+GENERATED = "BookDistillationTrainer"
+"""The kind of window of our trainer of distillation."""
 
 
 def kind_of(row: Row) -> tuple[str, tuple[str, ...]]:
     """Return the kind of window that a row needs, and further columns of its data.
 
-    The kind is the name of a trainer, or one of `pairs.MADE`.
+    The kind is the name of a trainer, or one of `pair_examples.MADE`.
     """
     if isinstance(row.right, Stock):
         return kind_of_stock(row.right), row.right.columns
@@ -207,129 +212,12 @@ def kind_of(row: Row) -> tuple[str, tuple[str, ...]]:
 
 def kind_of_stock(side: Stock) -> str:
     """Return the kind of window that a stock side needs: a trainer's name, or one of MADE."""
-    ours = ("BookGRPOTrainer", "BookRLOOTrainer", "BookPPOTrainer", "BookDistillationTrainer")
+    ours = ("BookGRPOTrainer", "BookRLOOTrainer", "BookPPOTrainer")
     if side.trainer in (*POLICY, *ours):  # all of these answer the prompts of a GRPOTrainer
         return "GRPOTrainer"
     if side.trainer == "BookORPOTrainer" and side.trainer_arguments.get("formulation") == "trl":
         return "ORPOTrainer"  # in this formulation ours tokenizes as TRL's does
-    return pairs.made_kind(side.trainer_arguments) or side.trainer
-
-
-def book(side: Book, window: Window) -> Measurement:
-    """Compute the book's loss and gradient on a window."""
-    is_online = isinstance(window, PolicyWindow)
-    if is_online and side.row.family != "distillation":
-        view = window.view()
-        loss, slopes = view.book(side, view.arguments(side))
-    elif is_online:
-        view = distillation.of_policy(window, side)
-        loss, slopes = view.book(side)
-    else:
-        view = window.view
-        loss, slopes = view.book(side)
-    # by the chain rule: `slopes` are the loss's derivatives in what the model puts out
-    return loss, view.gradient(slopes)
-
-
-def stock(side: Stock, window: Window, double: bool = False) -> Measurement:
-    """Compute a stock side's loss and gradient on a window.
-
-    `double` computes in float64, for those trainers of pairs that can, `pairs.DOUBLE`.
-    """
-    trainer = built(side, window)
-    if isinstance(window, PairWindow):
-        measured = window.stock(trainer, double)
-    else:
-        measured = window.stock(trainer)
-    return measured.loss, measured.gradient
-
-
-def built(side: Stock, window: Window) -> Any:
-    """Build the trainer of a stock side for a window."""
-    trainer_class, config = side.classes or pairs.trainer_classes(side.trainer)
-    fields = dict(side.config)
-    batch = window.batch
-    arguments = side.trainer_arguments
-    if isinstance(window, PairWindow):
-        return pairs.build_trainer(trainer_class, config, fields, batch, side.columns, **arguments)
-    if isinstance(window, DistillationWindow):
-        return distillation.build_trainer(trainer_class, config, fields, batch, **arguments)
-    # A side's fields override those of the window. The two that a batch may be about, the KL and
-    # the scale of the rewards, must be the batch's all the same: they are set here.
-    if batch.beta:
-        fields["beta"] = batch.beta
-    if "reward_weights" in fields:
-        weights = fields["reward_weights"]
-        fields["reward_weights"] = [weight * batch.reward_scale for weight in weights]
-    return build_trainer(trainer_class, config, fields, batch, **arguments)
-
-
-def changed(side: Book, window: Window, steps: list[Identity]) -> Tensor:
-    """Return the book's gradient in the parameters, (N,), after identities, in their order."""
-    if isinstance(window, PairWindow):
-        _, weights = window.view.book(side)
-        pair_terms = PairTerms(window.view, weights)
-        _apply(steps, pair_terms)
-        return window.view.gradient(pair_terms.weights)
-    if isinstance(window, DistillationWindow):
-        return _changed_distillation(side, window, steps)
-    return _changed_policy(side, window, steps)
-
-
-def _apply(steps: list[Identity], terms: Terms | PairTerms) -> None:
-    """Change the terms in place by those identities that change a derivative."""
-    for step in steps:
-        if step.apply:
-            step.apply(terms)
-
-
-def _changed_distillation(side: Book, window: DistillationWindow, steps: list[Identity]) -> Tensor:
-    """Return the gradient after identities; a divergence is all surrogate, without a KL term."""
-    view = window.view
-    _, weights = view.book(side)
-    token_weight = view.token_weight(side.row.aggregation)
-    terms = Terms(view, surrogate=weights, kl=0 * weights, token_weight=token_weight, beta=0.0)
-    _apply(steps, terms)
-    return view.gradient(terms.surrogate)
-
-
-def _changed_policy(side: Book, window: PolicyWindow, steps: list[Identity]) -> Tensor:
-    """Return the gradient after identities, which may change the temperature and arguments, too."""
-    at_temperature = any(step.temperature for step in steps)
-    view = window.view(window.batch.temperature if at_temperature else 1.0)
-    arguments = view.arguments(side)
-    for step in steps:
-        if step.arguments:
-            arguments = step.arguments(view, arguments)
-    _, weights = view.book(side, arguments)
-    terms = _apart(side, view, arguments, weights)
-    _apply(steps, terms)
-    return view.gradient(terms.surrogate + terms.kl)
-
-
-def _apart(side: Book, view: View, arguments: dict[str, Any], weights: Tensor) -> Terms:
-    """Take the derivative of a loss apart: the policy gradient's part, and that of beta * KL.
-
-    Args:
-        side: the row, its formulation and parameters.
-        view: the window.
-        arguments: of the book's function.
-        weights: (B, T) d loss / d logps.
-    """
-    row = side.row
-    beta = arguments.get("beta", 0.0) if "ref_logps" in arguments else 0.0
-    aggregation = row.aggregation
-    if aggregation == "token_mean" and row.window == "micro_batch":
-        aggregation = "token_mean_micro_batch"
-    token_weight = view.token_weight(aggregation)
-    kl = torch.zeros_like(weights)
-    if beta and row.kl == "loss":
-        logps = view.logps.clone().requires_grad_()
-        params = {**row.reads, **arguments}
-        estimate = kl_estimate(row, params, logps, view.ref_logps, view.mask)
-        (slope,) = torch.autograd.grad(estimate.sum(), logps)
-        kl = beta * token_weight * slope
-    return Terms(view, surrogate=weights - kl, kl=kl, token_weight=token_weight, beta=beta)
+    return made_kind(side.trainer_arguments) or side.trainer
 
 
 def judge(left: Tensor, right: Tensor) -> tuple[float, float, float, Verdict]:
@@ -373,7 +261,7 @@ def _residual(
         left: the left gradient without them.
         right: the right gradient.
     """
-    after_steps = changed(side, window, steps) if steps else left
+    after_steps = window.changed(side, steps) if steps else left
     return float((right - after_steps).norm() / (right.norm() or left.norm()))
 
 
@@ -386,8 +274,8 @@ def applies(row: Row, batch: PolicyBatch) -> bool:
     if is_rloo and batch.name in ("tools", "extreme"):
         return False  # it knows no tools, and float32 rounds the product of 40 ratios
     kind, _ = kind_of(row)
-    if kind not in POLICY:
-        return batch.name in pairs.BATCHES
+    if kind not in (*POLICY, GENERATED):
+        return batch.name in OFFLINE_BATCHES
     books = [side for side in (row.left, row.right) if isinstance(side, Book)]
     if batch.temperature != 1 and len(books) == 2:
         return False  # the book never divides logits

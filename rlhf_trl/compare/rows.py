@@ -10,10 +10,11 @@ from typing import Any
 
 from rlhf_trl.algorithms import ALGORITHMS, Algorithm, Formulation
 from rlhf_trl.compare import identities as to
-from rlhf_trl.compare import pairs
-from rlhf_trl.compare.identities import Identity
 from rlhf_trl.compare.measure import Book, Stock
-from rlhf_trl.compare.policy import GROUP, WEIGHTS
+from rlhf_trl.compare.trainers import own_trainer, row_arguments
+from rlhf_trl.compare.windows.batches import GROUP, WEIGHTS
+from rlhf_trl.compare.windows.pair_examples import MADE
+from rlhf_trl.compare.windows.terms import Identity
 from rlhf_trl.models import EMBEDDED
 
 
@@ -175,7 +176,7 @@ def _sampled(mode: str, ours: bool = False) -> Row:
     if not ours:
         return row
     name = "BookGRPOTrainer"
-    trainer_arguments = pairs.arguments("grpo", "chapter")
+    trainer_arguments = row_arguments("grpo", "chapter")
     right = Stock(fields, label=name, trainer=name, trainer_arguments=trainer_arguments)
     return replace(row, right=right)
 
@@ -593,12 +594,12 @@ def fields_for_batches(row: Formulation) -> dict[str, Any]:
 
 def _own(name: str, formulation_name: str, row: Formulation) -> Row:
     """Return the row of a formulation and of our trainer for it, which should be equal."""
-    trainer = pairs.own_trainer(name)
+    trainer = own_trainer(name)
     right = Stock(
         fields_for_batches(row),
         label=trainer,
         trainer=trainer,
-        trainer_arguments=pairs.arguments(name, formulation_name),
+        trainer_arguments=row_arguments(name, formulation_name),
     )
     left = Book(name, formulation_name, _PPO if name == "ppo" else {})
     return Row(left, right, batches=_own_batches(name, formulation_name, row))
@@ -621,7 +622,7 @@ def _own_batches(name: str, formulation_name: str, row: Formulation) -> tuple[st
         if formulation_name != "trl" and name != "reinforce":
             batches.append("steps_per_generation")
         return tuple(batches)
-    if name in pairs.MADE or row.family == "distillation":
+    if name in MADE or row.family == "distillation":
         return ("accumulation",)
     # how a trainer cuts long examples is the same for all its rows, so one row of each shows it
     if formulation_name == "chapter" and name in ("dpo", "kto", "orpo", "reward"):
@@ -630,7 +631,7 @@ def _own_batches(name: str, formulation_name: str, row: Formulation) -> tuple[st
 
 
 def _own_rloo(formulation_name: str) -> Row:
-    trainer_arguments = pairs.arguments("rloo", formulation_name)
+    trainer_arguments = row_arguments("rloo", formulation_name)
     right = Stock(
         {"beta": 0.0}, "BookRLOOTrainer", "BookRLOOTrainer", trainer_arguments=trainer_arguments
     )

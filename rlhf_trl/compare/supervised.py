@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple
 
-from rlhf_trl.compare import pairs, report
 from rlhf_trl.compare.closest import UNSHOWN, Subject, side_of
 from rlhf_trl.compare.identities import TOKENS_OF_THE_WINDOW
-from rlhf_trl.compare.matrix import Matrix, Verdict, changed, judge
+from rlhf_trl.compare.matrix import Matrix, Verdict, judge
 from rlhf_trl.compare.measure import Book, Stock, sentence
 from rlhf_trl.compare.models import quick_and_quiet
-from rlhf_trl.compare.policy import BATCHES
+from rlhf_trl.compare.pages import report
+from rlhf_trl.compare.trainers import trainer_classes
+from rlhf_trl.compare.windows.batches import BATCHES
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation import tables
 
@@ -58,7 +59,7 @@ def _farthest(side: Stock, mean: str, matrix: Matrix) -> OfMean:
     for batch in BATCHES:
         if batch.name in _BATCHES:
             window = matrix.window("SFTTrainer", (), batch)
-            left = changed(Book("sft", "code"), window, MEANS[mean])
+            left = window.changed(Book("sft", "code"), MEANS[mean])
             _, right = matrix.side(side, window)
             results.append(OfMean(mean, *judge(left, right), batch.name))
     return max(results, key=lambda result: result.error)
@@ -66,7 +67,7 @@ def _farthest(side: Stock, mean: str, matrix: Matrix) -> OfMean:
 
 def fix(subject: Subject) -> dict[str, Any]:
     """Return the fields that a config sets otherwise than TRL does, with TRL's defaults."""
-    defaults = {f.name: f.default for f in fields(pairs.trainer_classes("SFTTrainer")[1])}
+    defaults = {f.name: f.default for f in fields(trainer_classes("SFTTrainer")[1])}
     return {
         name: defaults[name]
         for name, value in subject.fields.items()

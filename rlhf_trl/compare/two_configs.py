@@ -8,7 +8,6 @@ from enum import Enum
 from typing import Any
 
 from rlhf_trl.algorithms import formulation
-from rlhf_trl.compare import pairs, report
 from rlhf_trl.compare.closest import (
     UNSHOWN,
     Subject,
@@ -16,9 +15,12 @@ from rlhf_trl.compare.closest import (
     read_subject,
     side_of,
 )
-from rlhf_trl.compare.matrix import POLICY, Matrix, Verdict, judge
+from rlhf_trl.compare.matrix import Matrix, Verdict, judge
 from rlhf_trl.compare.measure import sentence
 from rlhf_trl.compare.models import quick_and_quiet
+from rlhf_trl.compare.pages import report
+from rlhf_trl.compare.trainers import POLICY
+from rlhf_trl.compare.windows.pair_examples import made_kind
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation import tables
 from rlhf_trl.evaluation.tables import Line
@@ -112,9 +114,9 @@ def _defaults(subject: Subject, keys_of_other: Collection[str]) -> dict[str, Any
 def _kind(subject: Subject) -> str:
     """Return the kind of a subject's data; two subjects of the same kind can share batches.
 
-    The kind is one of `pairs.MADE`, "prompts" for trainers that generate, or the trainer's name.
+    The kind is one of `MADE`, "prompts" for trainers that generate, or the trainer's name.
     """
-    return pairs.made_kind(subject.trainer_arguments) or (
+    return made_kind(subject.trainer_arguments) or (
         "prompts" if subject.base in POLICY else subject.base
     )
 
@@ -128,7 +130,7 @@ def _measured(first: Subject, second: Subject) -> tuple[OnBatch, ...]:
         InputError: one of them cannot be run on the batches.
     """
     matrix = Matrix()
-    kind = pairs.made_kind(first.trainer_arguments) or first.base
+    kind = made_kind(first.trainer_arguments) or first.base
     batches = [batch for batch in first.batches if batch in second.batches]
     algorithms = [subject.trainer_arguments.get("algorithm") for subject in (first, second)]
     if "reinforce" in algorithms:  # whose baseline is the mean of a whole generation

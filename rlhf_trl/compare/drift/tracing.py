@@ -15,8 +15,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from rlhf_trl.compare import surface
-from rlhf_trl.compare.sources import LIBRARIES, Module, Place, outer_name
+from rlhf_trl.compare.drift import surface
+from rlhf_trl.compare.drift.sources import LIBRARIES, Module, Place, outer_name
 from rlhf_trl.errors import InputError
 from rlhf_trl.run.folders import home
 from rlhf_trl.run.stages import STAGES
@@ -93,7 +93,7 @@ class Run:
         """Return the command that writes what the run executes to `result`."""
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         program = [sys.executable, *(launcher if self.processes > 1 else [])]
-        program += ["-m", "rlhf_trl.compare.tracing", str(result), self.stage]
+        program += ["-m", "rlhf_trl.compare.drift.tracing", str(result), self.stage]
         if not self.stage:
             return program
         is_further = self.words and "--resume_from_checkpoint" not in self.words

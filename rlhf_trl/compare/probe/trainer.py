@@ -14,12 +14,19 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlhf_trl.algorithms import Formulation, formulation
-from rlhf_trl.compare import measure, pairs, policy, rows
-from rlhf_trl.compare import probe as shared
+from rlhf_trl.compare import measure, rows
 from rlhf_trl.compare.closest import class_of, config_class
-from rlhf_trl.compare.matrix import POLICY
 from rlhf_trl.compare.models import quick_and_quiet, untrained
-from rlhf_trl.compare.probe import SCALED, Verdict
+from rlhf_trl.compare.probe import loss as shared
+from rlhf_trl.compare.probe.loss import SCALED, Verdict
+from rlhf_trl.compare.trainers import OURS, POLICY, base_name, row_arguments, trainer_classes
+from rlhf_trl.compare.windows import offline, policy
+from rlhf_trl.compare.windows.batches import BATCHES, PolicyBatch
+from rlhf_trl.compare.windows.completions import completion
+from rlhf_trl.compare.windows.generation import fix_completions
+from rlhf_trl.compare.windows.offline import PairWindow
+from rlhf_trl.compare.windows.pair_examples import made_kind
+from rlhf_trl.compare.windows.policy import PolicyWindow
 
 SIZES = ((1, 2), (2, 2), (2, 4))
 """Prompts and completions of each; other trainers are given as many texts."""
@@ -53,9 +60,9 @@ class Trained:
         """
         shared.allow_imports_from_working_folder()
         self.cls = class_of(path.replace(":", "."))
-        self.base = pairs.base_name(self.cls)  # of the TRL trainer that it is or derives from
+        self.base = base_name(self.cls)  # of the TRL trainer that it is or derives from
         self.online = self.base in POLICY  # whether it generates
-        self.config = config_class(self.cls, pairs.trainer_classes(self.base)[1])
+        self.config = config_class(self.cls, trainer_classes(self.base)[1])
         self.fields = dict(settings)
         self.trainer_arguments: dict[str, Any] = {}
         self.row: Formulation | None = None  # None for trainers of TRL, whose config names no row
@@ -65,7 +72,7 @@ class Trained:
             self._take_row(default_row)
         if self.online:  # only these shuffle prompts, and a property may be about their order
             self.fields = _NOT_SHUFFLED | self.fields
-        self._windows: dict[policy.PolicyBatch, Any] = {}  # policy windows, or windows of pairs
+        self._windows: dict[PolicyBatch, Any] = {}  # policy windows, or windows of pairs
         self._runs: dict[Any, Run] = {}  # by the arguments of `run`
 
     def _take_row(self, default_row: str) -> None:
@@ -75,7 +82,7 @@ class Trained:
         self.row = formulation(name, formulation_name)
         # the trainer needs some fields to run on the batches, unless the user has them
         self.fields = rows.fields_for_batches(self.row) | self.fields
-        self.trainer_arguments = pairs.arguments(name, formulation_name)
+        self.trainer_arguments = row_arguments(name, formulation_name)
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -146,7 +153,7 @@ class Trained:
         if batch not in self._windows:
             self._windows[batch] = self._window(batch)
         window = self._windows[batch]
-        build = policy.build_trainer if self.online else pairs.build_trainer
+        build = policy.build_trainer if self.online else offline.build_trainer
         trainer = build(self.cls, self.config, self.fields, batch, **self.trainer_arguments)
         if prepare is not None:
             self.batch = batch  # for `prepare`, which is a method such as `_prompts_backward`
@@ -158,7 +165,7 @@ class Trained:
             # not `stock`, which would refuse the completions that `prepare` puts in another order
             measured, _ = window.run(trainer)
         else:
-            measured = window.stock(trainer)
+            measured = window.measured(trainer)
         # By now `gradients` has filled: the gradient that stood after each micro-batch. A
         # micro-batch adds to it, so its own share is the difference from the one before.
         before_first = torch.zeros_like(gradients[0])
@@ -166,7 +173,7 @@ class Trained:
         self._runs[key] = Run(measured.loss, measured.gradient, shares, window)
         return self._runs[key]
 
-    def _batch(self, size: Size, fields: Mapping[str, Any]) -> policy.PolicyBatch:
+    def _batch(self, size: Size, fields: Mapping[str, Any]) -> PolicyBatch:
         """Return the usual batch of a size, with some fields changed."""
         prompts, group = size
         usual = {
@@ -177,16 +184,16 @@ class Trained:
             "iterations": 2,
             "temperature": self.fields.get("temperature", 1.0),
         }
-        return replace(policy.BATCHES[0], **{**usual, **fields})
+        return replace(BATCHES[0], **{**usual, **fields})
 
-    def _window(self, batch: policy.PolicyBatch) -> Any:
+    def _window(self, batch: PolicyBatch) -> Any:
         """Prepare the window of a batch for this trainer."""
         if not self.online:
-            hand_made = pairs.made_kind(self.trainer_arguments)
-            ours = [c.__name__ for c in self.cls.__mro__ if c.__name__ in pairs.OURS]
+            hand_made = made_kind(self.trainer_arguments)
+            ours = [c.__name__ for c in self.cls.__mro__ if c.__name__ in OURS]
             collator = ours[0] if ours else self.base  # ours order and cut their examples
-            return pairs.PairWindow(hand_made or collator, batch)
-        window = policy.PolicyWindow(batch, _NOT_SHUFFLED)
+            return PairWindow(hand_made or collator, batch)
+        window = PolicyWindow(batch, _NOT_SHUFFLED)
         if not batch.drift:  # before the first step the reference is the policy
             window.generating = window.current = window.generating | untrained().state_dict()
         return window
@@ -246,9 +253,9 @@ class Trained:
 
     def _completions_backward(self, trainer: Any) -> None:
         """Let a trainer generate the completions of each prompt in reverse order."""
-        answer = policy.completion(self.batch.ragged)
+        answer = completion(self.batch.ragged)
         last = self.batch.group - 1
-        measure.fix_completions(trainer, lambda ids, place, call: answer(ids, last - place, call))
+        fix_completions(trainer, lambda ids, place, call: answer(ids, last - place, call))
 
     def _prompts_backward(self, trainer: Any) -> None:
         """Let a trainer take the prompts of the generation in reverse order."""

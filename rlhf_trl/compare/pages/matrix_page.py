@@ -6,11 +6,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 from rlhf_trl.algorithms import ALGORITHMS, Formulation
-from rlhf_trl.compare import as_stock, kl_page, report
+from rlhf_trl.compare import as_stock
 from rlhf_trl.compare.as_stock import AsStock
 from rlhf_trl.compare.matrix import Matrix, Result
-from rlhf_trl.compare.policy import BATCHES
+from rlhf_trl.compare.pages import kl_page, report
 from rlhf_trl.compare.rows import OWN_ROWS, ROWS, same_code, stock
+from rlhf_trl.compare.windows.batches import BATCHES
 from rlhf_trl.output import write_whole
 from rlhf_trl.run import explain
 

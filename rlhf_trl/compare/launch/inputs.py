@@ -15,7 +15,7 @@ import torch
 
 from rlhf_trl.algorithms import LOSS_FIELDS
 from rlhf_trl.compare.measure import sentence
-from rlhf_trl.compare.policy import GROUP, LIMIT, WEIGHTS
+from rlhf_trl.compare.windows.batches import GROUP, LIMIT, WEIGHTS
 from rlhf_trl.models import EMBEDDED, UNTRAINED
 from rlhf_trl.run.stages import STAGES
 from rlhf_trl.run.yaml_loader import dump_yaml
@@ -210,7 +210,9 @@ class Subject:
         if stage.prompted:
             values["max_completion_length"] = LIMIT
             values["num_generations"] = 1 if self.given.get("num_generations") == 1 else GROUP
-            values["reward_funcs"] = [f"rlhf_trl.compare.policy.{name}" for name in REWARDS]
+            values["reward_funcs"] = [
+                f"rlhf_trl.compare.windows.completions.{name}" for name in REWARDS
+            ]
         if stage.prompted and stage.name != "distill":
             values["reward_weights"] = list(WEIGHTS)
         # no new ones are drawn where completions are fixed; the penalty is for longer ones
@@ -227,4 +229,4 @@ class Subject:
 
 
 REWARDS = ("right", "has_format")
-"""Functions of `compare.policy`, with the WEIGHTS there."""
+"""Functions of `windows.completions`, whose WEIGHTS stand in `windows.batches`."""

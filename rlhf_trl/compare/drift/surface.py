@@ -34,11 +34,12 @@ from accelerate import Accelerator
 
 from rlhf_trl import trainers
 from rlhf_trl.algorithms import LOSS_FIELDS, SHARED_FIELDS
-from rlhf_trl.compare import policy
-from rlhf_trl.compare.matrix import POLICY, Matrix, built, kind_of_stock
+from rlhf_trl.compare.drift.recorded_runs import facts_of as facts_of_run
+from rlhf_trl.compare.matrix import Matrix, kind_of_stock
 from rlhf_trl.compare.measure import Stock, logged_metrics, sentence
 from rlhf_trl.compare.models import at_scale, quick_and_quiet
-from rlhf_trl.compare.recorded_runs import facts_of as facts_of_run
+from rlhf_trl.compare.trainers import POLICY
+from rlhf_trl.compare.windows.batches import ACROSS, BATCHES, EXTREME, RARE, PolicyBatch
 from rlhf_trl.errors import InputError
 
 Surface = dict[str, dict[str, Any]]
@@ -65,14 +66,14 @@ ONLINE = {
 }
 """The fields of a case of GRPO or RLOO that its name does not set."""
 
-_BATCHES = {batch.name: batch for batch in policy.BATCHES}
-_BATCHES["drift"] = replace(policy.EXTREME, group=8, rows=8)
+_BATCHES = {batch.name: batch for batch in BATCHES}
+_BATCHES["drift"] = replace(EXTREME, group=8, rows=8)
 _BATCHES["drift of pairs"] = replace(_BATCHES["accumulation"], drift=0.2)
-_BATCHES |= {batch.name: batch for batch in (policy.ACROSS, *policy.RARE)}
+_BATCHES |= {batch.name: batch for batch in (ACROSS, *RARE)}
 """The windows on which losses are recorded, by the name that a case may give."""
 
 _FIELDS_OF_WINDOW = {"generation_batch_size", "num_generations", "max_completion_length"}
-_FIELDS_OF_WINDOW |= policy.EXTREME.schedule.keys()
+_FIELDS_OF_WINDOW |= EXTREME.schedule.keys()
 """Fields that a window sets, so that no case takes their defaults."""
 
 
@@ -276,7 +277,7 @@ def settings(case: str) -> dict[str, Any]:
     return {name: _value(text) for name, text in pairs}
 
 
-def batch_of(case: str) -> tuple[policy.PolicyBatch, tuple[str, ...]]:
+def batch_of(case: str) -> tuple[PolicyBatch, tuple[str, ...]]:
     """Return the window of a case, and the further columns of its data, if it names any."""
     case_settings = settings(case)
     usual = "drift" if case.split()[0] in POLICY else "drift of pairs"
@@ -296,7 +297,7 @@ def _losses(
 ) -> Surface:
     """Compute loss, gradient norm and metrics of the cases whose trainers are there.
 
-    A case in a batch of `policy.RARE` is computed as on a large machine (see `at_scale`), where TRL
+    A case in a batch of `RARE` is computed as on a large machine (see `at_scale`), where TRL
     takes paths that no other batch reaches: several processes, and a vocabulary in parts.
 
     Args:
@@ -330,12 +331,12 @@ def _losses(
             classes=(trainer, config),
         )
         try:
-            machine = at_scale() if batch in policy.RARE else nullcontext()
+            machine = at_scale() if batch in RARE else nullcontext()
             # TRL shows a progress bar for the reference's log-probabilities
             with machine, redirect_stderr(StringIO()):
                 window = matrix.window(kind_of_stock(side), columns, batch)
-                stock = built(side, window)
-                measured = window.stock(stock)
+                stock = window.build(side)
+                measured = window.measured(stock)
             numbers = (measured.loss, float(measured.gradient.norm()))
             losses[case] = [float(f"{number:.7g}") for number in numbers]  # 7 digits, as float32
             if not case_fields.get("bf16"):
@@ -358,7 +359,7 @@ def _all_runs(known: Surface, homes: dict[str, str | None], defaults: dict[str, 
             arguments = (trainers, homes, defaults, folder)
             (folder / "arguments").write_bytes(pickle.dumps(arguments))
             launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-            words = [sys.executable, *launcher, "-m", "rlhf_trl.compare.surface", name]
+            words = [sys.executable, *launcher, "-m", "rlhf_trl.compare.drift.surface", name]
             done = subprocess.run(words, capture_output=True, text=True)
             if done.returncode:
                 raise InputError(f"two processes could not be run: {done.stderr[-2000:]}")

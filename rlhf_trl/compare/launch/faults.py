@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlhf_trl.compare.measure import fit
-from rlhf_trl.compare.policy import CRITIC
+from rlhf_trl.compare.windows.policy import CRITIC
 
 Weights = Mapping[str, Tensor]  # by name, in float32
 TOLERANCES = {"no": 1e-4, "bf16": 0.1, "fp16": 0.1}

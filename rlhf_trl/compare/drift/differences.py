@@ -12,10 +12,9 @@ from typing import Any
 
 from rlhf_trl import trainers
 from rlhf_trl.algorithms import ALGORITHMS, LOSS_FIELDS, SHARED_FIELDS, Formulation
-from rlhf_trl.compare.measure import sentence
-from rlhf_trl.compare.sources import Change
-from rlhf_trl.compare.sources import shipped as sources
-from rlhf_trl.compare.surface import (
+from rlhf_trl.compare.drift.sources import Change
+from rlhf_trl.compare.drift.sources import shipped as sources
+from rlhf_trl.compare.drift.surface import (
     ONLINE,
     RUNS,
     RUNS_OF_TWO,
@@ -27,6 +26,7 @@ from rlhf_trl.compare.surface import (
     settings,
     shipped,
 )
+from rlhf_trl.compare.measure import sentence
 from rlhf_trl.run.stages import STAGES
 from rlhf_trl.trainers.on_trl import OnTRL
 

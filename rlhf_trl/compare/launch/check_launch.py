@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from rlhf_trl.compare.launch_inputs import Subject, small_model
-from rlhf_trl.compare.launch_report import Cell, Report, judge
-from rlhf_trl.compare.launch_training import Training
-from rlhf_trl.compare.launch_watch import watched
+from rlhf_trl.compare.launch.inputs import Subject, small_model
+from rlhf_trl.compare.launch.report import Cell, Report, judge
+from rlhf_trl.compare.launch.training import Training
+from rlhf_trl.compare.launch.watch import watched
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import launch
 from rlhf_trl.run.config_files import read_command_line, read_config
@@ -167,7 +167,7 @@ def train_references(
     elif torch.cuda.is_available():  # several would be one process's DataParallel
         visible = environment.get("CUDA_VISIBLE_DEVICES", "0")
         environment["CUDA_VISIBLE_DEVICES"] = visible.partition(",")[0]
-    words += ["-m", "rlhf_trl.compare.check_launch", str(folder)]
+    words += ["-m", "rlhf_trl.compare.launch.check_launch", str(folder)]
     limit = limit * len(cells)
     options = {"env": environment, "timeout": limit, "capture_output": True, "text": True}
     try:

@@ -14,10 +14,17 @@ from torch import Tensor
 from torch.nn import Module
 
 from rlhf_trl.book.distillation import sampled_reverse_kl
-from rlhf_trl.compare import measure, policy
-from rlhf_trl.compare.measure import Book, Measured
+from rlhf_trl.compare import measure
+from rlhf_trl.compare.measure import Book, Measured, Stock
 from rlhf_trl.compare.models import Gradients, drifted, make_trainer, untrained
-from rlhf_trl.compare.policy import GROUP, ROWS, PolicyBatch
+from rlhf_trl.compare.trainers import trainer_classes
+from rlhf_trl.compare.windows.batches import GROUP, LIMIT, ROWS, PolicyBatch
+from rlhf_trl.compare.windows.completions import WORDS, completion, has_format, right
+from rlhf_trl.compare.windows.generation import check_generation, fix_completions
+from rlhf_trl.compare.windows.order import check_order, unmixed
+from rlhf_trl.compare.windows.policy import PolicyWindow, whole
+from rlhf_trl.compare.windows.terms import Identity, Terms, apply
+from rlhf_trl.compare.windows.window import Window
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses.checked import distillation_loss
 from rlhf_trl.tiny import checkpoint_path
@@ -56,6 +63,19 @@ class DistillationView:
         )
         return float(loss.detach()), torch.autograd.grad(loss, leaf)[0]
 
+    def loss_and_gradient(self, side: Book) -> tuple[float, Tensor]:
+        """Return the book's loss, and its gradient in the parameters, (N,)."""
+        loss, slopes = self.book(side)
+        return loss, self.gradient(slopes)  # by the chain rule
+
+    def changed(self, side: Book, steps: Sequence[Identity]) -> Tensor:
+        """Return the gradient after identities; a divergence is all surrogate, without a KL."""
+        _, slopes = self.book(side)
+        token_weight = self.token_weight(side.row.aggregation)
+        terms = Terms(self, surrogate=slopes, kl=0 * slopes, token_weight=token_weight, beta=0.0)
+        apply(steps, terms)
+        return self.gradient(terms.surrogate)
+
     def _of_tokens(self, logits: Tensor) -> Tensor:
         """Return the log-probabilities of the completion tokens, (B, T)."""
         return logits.log_softmax(-1).gather(-1, self.ids.unsqueeze(-1)).squeeze(-1)
@@ -93,7 +113,7 @@ class DistillationView:
         return p * (log_ratio - (p * log_ratio).sum(-1, keepdim=True)) * self.mask.unsqueeze(-1)
 
 
-class DistillationWindow:
+class DistillationWindow(Window):
     """A window, prepared once by TRL's DistillationTrainer."""
 
     def __init__(self, batch: PolicyBatch) -> None:
@@ -101,8 +121,21 @@ class DistillationWindow:
         self.batch = batch
         self.student = drifted(untrained().state_dict(), 0.05 + batch.drift, seed=99)
 
-    def stock(self, trainer: Any) -> Measured:
-        """Measure a trainer that `build_trainer` built for this window."""
+    def build(self, side: Stock) -> Any:
+        """Build the trainer of a stock side."""
+        trainer, config = side.classes or trainer_classes(side.trainer)
+        return build_trainer(trainer, config, side.config, self.batch, **side.trainer_arguments)
+
+    def book(self, side: Book) -> tuple[float, Tensor]:
+        """Return the book's loss and its gradient."""
+        return self.view.loss_and_gradient(side)
+
+    def changed(self, side: Book, steps: Sequence[Identity]) -> Tensor:
+        """Return the gradient after identities."""
+        return self.view.changed(side, steps)
+
+    def measured(self, trainer: Any, double: bool = False) -> Measured:
+        """Measure a trainer that `build_trainer` built for this window, as it computes."""
         measured, micro = self._run(trainer)
         if "view" in vars(self):  # the other side of a comparison
             measure.check_same(trainer, micro, self._micro, "completion_ids")
@@ -127,7 +160,7 @@ class DistillationWindow:
         if order[: size * count] != order[:size] * count:
             raise InputError("DistillationTrainer leaves out prompts")
         # TRL shuffles a generation before it splits it; `unmixed` switches that off
-        with policy.unmixed("trl.trainer.distillation_trainer", stock=True):
+        with unmixed("trl.trainer.distillation_trainer", stock=True):
             return measure.accumulate(trainer, measure.batches(trainer))
 
     def _run_sdpo(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
@@ -142,7 +175,7 @@ class DistillationWindow:
         # TRL generates at step 0, and uses the generation again from this step on
         trainer._step = trainer.args.steps_per_generation
         trainer.model.load_state_dict(self.student)
-        policy.check_order(trainer)
+        check_order(trainer)
         # what follows an optimizer step: a teacher that is a moving average of the student is moved
         trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
         return measure.accumulate(trainer, source)
@@ -164,17 +197,42 @@ class DistillationWindow:
         )
 
 
+class GeneratedWindow(Window):
+    """A window of our trainer of distillation, which generates as a GRPOTrainer does."""
+
+    def __init__(self, generated: PolicyWindow) -> None:
+        """Take the completions and the student's weights of a window of policy gradients."""
+        self.batch = generated.batch
+        self._generated = generated
+
+    def build(self, side: Stock) -> Any:
+        """Build the trainer of a stock side."""
+        return self._generated.build(side)
+
+    def measured(self, trainer: Any, double: bool = False) -> Measured:
+        """Measure a trainer that `build` built, as it computes."""
+        return self._generated.measured(trainer)
+
+    def book(self, side: Book) -> tuple[float, Tensor]:
+        """Return the book's loss and its gradient."""
+        return of_policy(self._generated, side).loss_and_gradient(side)
+
+    def changed(self, side: Book, steps: Sequence[Identity]) -> Tensor:
+        """Return the gradient after identities."""
+        return of_policy(self._generated, side).changed(side, steps)
+
+
 _KEYS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 
 
 def _logits(model: Module, ids: Mapping[str, Tensor]) -> Tensor:
     """Return (B, T, V) logits before each completion token from a plain forward."""
-    tokens, attention = policy.whole(ids)
+    tokens, attention = whole(ids)
     keep = ids["completion_ids"].shape[1]
     return model(input_ids=tokens, attention_mask=attention).logits[:, -keep - 1 : -1]
 
 
-def of_policy(window: policy.PolicyWindow, side: Book) -> DistillationView:
+def of_policy(window: PolicyWindow, side: Book) -> DistillationView:
     """Return what the book's functions see of completions that our trainer generated.
 
     In OPD the embedded model is the teacher. In SDPO the student is its own teacher, but reads a
@@ -213,7 +271,7 @@ def of_policy(window: policy.PolicyWindow, side: Book) -> DistillationView:
     )
 
 
-def _demonstrations(window: policy.PolicyWindow, side: Book) -> list[str | None]:
+def _demonstrations(window: PolicyWindow, side: Book) -> list[str | None]:
     """Return the right completion that the teacher reads for each of B completions, or None.
 
     It is the first right completion of the prompt. Where the row says that a completion must not be
@@ -237,7 +295,7 @@ def _demonstrations(window: policy.PolicyWindow, side: Book) -> list[str | None]
 
 
 def _teacher_prompts(
-    window: policy.PolicyWindow, demonstrations: Sequence[str | None], template: str
+    window: PolicyWindow, demonstrations: Sequence[str | None], template: str
 ) -> dict[str, Tensor]:
     """Return `prompt_ids` and `prompt_mask`, (B, S), of prompts that show the demonstrations.
 
@@ -273,18 +331,18 @@ def build_trainer(
         batch: the window.
         arguments: further ones of the trainer.
     """
-    words = policy.WORDS[: ROWS * batch.accumulation // GROUP]  # each is a prompt
+    words = WORDS[: ROWS * batch.accumulation // GROUP]  # each is a prompt
     examples = [{"prompt": [{"role": "user", "content": word}]} for word in words]
     window_fields = {
         "per_device_train_batch_size": ROWS,
-        "max_completion_length": policy.LIMIT,
+        "max_completion_length": LIMIT,
         "gradient_accumulation_steps": batch.accumulation,
         "shuffle_dataset": False,
     }
     if config.__name__.startswith("SDPO"):
         # the second use of a generation is measured, see `_run_sdpo`
         window_fields |= {"num_generations": GROUP, "num_iterations": 2}
-        arguments.setdefault("reward_funcs", [policy.right, policy.has_format])
+        arguments.setdefault("reward_funcs", [right, has_format])
     else:
         examples = [example for example in examples for _ in range(GROUP)]
         # Twice the data that one process reads: on two processes, as which `models.at_scale` lets
@@ -293,11 +351,10 @@ def build_trainer(
         arguments.setdefault("teacher_model", _teacher_with_dropout())
     config_fields = window_fields | dict(fields)
     built = make_trainer(trainer, config, config_fields, examples, **arguments)
-    measure.check_generation(built)
+    check_generation(built)
     # The batch with a reward model is otherwise nothing special here, since distillation reads no
     # rewards. So it is the one in which DistillationTrainer has to mask a tool's tokens.
-    completion = policy.completion(batch.ragged)
-    measure.fix_completions(built, completion, tools=batch.reward_model)
+    fix_completions(built, completion(batch.ragged), tools=batch.reward_model)
     if batch.reward_model and config.__name__ == "DistillationConfig":
         # so is it for models whose config scales their logits, as Granite's
         built.model.config.logits_scaling = 1.25

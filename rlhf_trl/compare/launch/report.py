@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from rlhf_trl.compare import launch_faults
-from rlhf_trl.compare.launch_faults import TOLERANCES, Difference
-from rlhf_trl.compare.launch_inputs import STEPS, Subject
-from rlhf_trl.compare.launch_training import MOVES, CameUp, Training, train
+from rlhf_trl.compare.launch import faults as launch_faults
+from rlhf_trl.compare.launch.faults import TOLERANCES, Difference
+from rlhf_trl.compare.launch.inputs import STEPS, Subject
+from rlhf_trl.compare.launch.training import MOVES, CameUp, Training, train
 from rlhf_trl.run.stages import STAGES
 
 FIRST_STEP = "SGD, one step"

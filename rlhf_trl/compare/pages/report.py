@@ -8,10 +8,11 @@ from dataclasses import asdict
 from itertools import groupby, zip_longest
 from typing import Any
 
-from rlhf_trl.compare import as_stock, policy
+from rlhf_trl.compare import as_stock
 from rlhf_trl.compare.as_stock import AsStock
 from rlhf_trl.compare.closest import Distance, Subject
 from rlhf_trl.compare.matrix import EQUAL, RESIDUAL, Result
+from rlhf_trl.compare.windows.batches import EXTREME
 from rlhf_trl.evaluation import tables
 from rlhf_trl.evaluation.tables import Line
 
@@ -233,7 +234,7 @@ def render_distances(subject: Subject, distances: Sequence[Distance], output_for
     batches = []
     for batch in subject.batches:
         # a name such as "ragged" says enough; "extreme" does not say what is extreme
-        needs_text = batch is policy.EXTREME
+        needs_text = batch is EXTREME
         batches.append(f"{batch.name} ({batch.text})" if needs_text else batch.name)
     sentences = [
         _closest(subject, distances),

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from rlhf_trl.compare.launch_faults import Weights, flat, parts
-from rlhf_trl.compare.measure import fix_completions
+from rlhf_trl.compare.launch.faults import Weights, flat, parts
 from rlhf_trl.compare.models import quiet
-from rlhf_trl.compare.policy import completion
+from rlhf_trl.compare.windows.completions import completion
+from rlhf_trl.compare.windows.generation import fix_completions
 from rlhf_trl.run import launch
 from rlhf_trl.run.started import start
 from rlhf_trl.tiny.model import PAD

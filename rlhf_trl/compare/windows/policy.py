@@ -6,26 +6,21 @@ completion. The policy that generated, the one that is trained and the reference
 of one untrained model. Everything behind generation is the trainer's own.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from importlib import import_module
+from functools import cached_property
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
 from rlhf_trl.compare import measure
-from rlhf_trl.compare.measure import Book, Measured
+from rlhf_trl.compare.measure import Book, Measured, Stock
 from rlhf_trl.compare.models import (
-    SECOND_END,
     Gradients,
     adapter,
     continued_adapter,
-    drawn,
     drifted,
     make_trainer,
     take,
@@ -36,281 +31,25 @@ from rlhf_trl.compare.models import (
     untrained_token_scorer,
     with_second_end,
 )
-from rlhf_trl.errors import InputError
+from rlhf_trl.compare.trainers import trainer_classes
+from rlhf_trl.compare.windows.batches import PolicyBatch
+from rlhf_trl.compare.windows.completions import (
+    completion,
+    has_format,
+    prompt_examples,
+    reward_functions,
+    right,
+)
+from rlhf_trl.compare.windows.generation import check_generation, fix_completions, sampler_logps
+from rlhf_trl.compare.windows.order import check_order, unmixed
+from rlhf_trl.compare.windows.terms import Identity, Terms, apply
+from rlhf_trl.compare.windows.window import Window
 from rlhf_trl.losses.checked import policy_gradient_loss
-from rlhf_trl.tiny.model import END, PAD
-from rlhf_trl.tiny.tokenizer import build_tokenizer
+from rlhf_trl.losses.policy_gradients import kl_estimate
 
-LIMIT = 12  # tokens of a completion at most
-LENGTH = 8  # tokens of each completion where all have equal lengths
-GROUP = 4  # completions per prompt
-ROWS = 8  # completions per micro-batch
-WEIGHTS = (1.0, 0.5)  # of the two rewards
 VALUE_MODEL = "value_model"  # the policy's attribute that holds PPO's value model
+
 CRITIC = f"{VALUE_MODEL}."  # what the names of a value model's weights begin with
-WORDS = ("sun", "tree", "river", "stone", "cloud", "light", "green", "house", "mouse", "bread")
-
-
-@dataclass(frozen=True)
-class PolicyBatch:
-    """One fixed window."""
-
-    name: str  # what `--batches` says
-    text: str  # what is special about it
-    # how far the policy has moved since it generated, in standard deviations of its weights
-    drift: float = 0.0
-    pushed: bool = False  # it moved until every token with an advantage is outside the clip range
-    # completions of different lengths, some cut off at the limit; otherwise all have LENGTH tokens
-    ragged: bool = False
-    accumulation: int = 1  # micro-batches of the window
-    per_generation: int = 1  # micro-batches that one generation feeds
-    # how often a generation is used; of several windows that it feeds, the second one is measured
-    iterations: int = 2
-    beta: float = 0.0  # weight of the KL, for rows that read one
-    temperature: float = 1.0  # TRL's
-    reward_scale: float = 1.0  # multiplies all rewards
-    group: int = GROUP  # completions per prompt
-    rows: int = ROWS  # completions per micro-batch
-    limit: int = LIMIT  # tokens of a completion at most
-    weights: tuple[float, float] = WEIGHTS  # of the two rewards
-    reward: float | None = None  # every completion's, in float32 as in training; None: they differ
-    tools: bool = False  # every third token came from a tool
-    sampler: bool = False  # another sampler, with log-probabilities of its own, drew the tokens
-    max_length: int | None = None  # of prompt and completion, where examples are given
-    # Many rewards are None, and so are many log-probabilities of the sampler; others lie beyond 0
-    # and 1. There is padding among the tokens of completions, and prompts are plain texts.
-    gaps: bool = False
-    # A reward model scores beside the two functions. Weights and steps of a generation are left to
-    # TRL's defaults, and an evaluation runs before the window. Distillation, which reads no
-    # rewards, has a tool's tokens in this batch.
-    reward_model: bool = False
-    # micro-batches of the measured window, where an epoch ends before it is full; 0: it is full
-    cut_window_to: int = 0
-    fields: tuple[tuple[str, Any], ...] = ()  # further ones of the config, by name
-
-    @property
-    def windows(self) -> int:
-        """Windows that one generation feeds."""
-        return self.per_generation * self.iterations // self.accumulation
-
-    @property
-    def schedule(self) -> dict[str, Any]:
-        """The fields of a TRL config that make this window."""
-        weights = [weight * self.reward_scale for weight in self.weights]
-        leaves_defaults = self.reward_model
-        return {
-            "gradient_accumulation_steps": self.accumulation,
-            "steps_per_generation": None if leaves_defaults else self.per_generation,
-            "num_iterations": self.iterations,
-            "temperature": self.temperature,
-            "reward_weights": None if leaves_defaults else weights,
-        }
-
-
-EXTREME = PolicyBatch(
-    "extreme",
-    "ratios from 0.1 to 8, groups of 16 with outliers among rewards of both signs, up to 40 "
-    "tokens, prompts of one to three words, two micro-batches",
-    drift=0.9,
-    ragged=True,
-    accumulation=2,
-    per_generation=2,
-    group=16,
-    rows=16,
-    limit=40,
-    weights=(1.0, -0.75),
-)
-_TWO = {"drift": 0.05, "ragged": True, "accumulation": 2}
-
-BATCHES = (
-    PolicyBatch("on_policy", "first update after generation, equal lengths", iterations=1),
-    PolicyBatch("mild", "second update, mild drift, equal lengths", drift=0.05),
-    PolicyBatch("heavy", "second update, heavy drift, equal lengths", drift=0.3),
-    PolicyBatch("ragged", "mild drift, ragged lengths", drift=0.05, ragged=True),
-    PolicyBatch(
-        "accumulation", "two micro-batches, mild drift, ragged lengths", **_TWO, per_generation=2
-    ),
-    PolicyBatch(
-        "steps_per_generation",
-        "one generation feeds two windows of two micro-batches; ragged lengths, mild drift",
-        **_TWO,
-        per_generation=4,
-        iterations=1,
-    ),
-    PolicyBatch("beta", "beta 0.1, mild drift, equal lengths", drift=0.05, beta=0.1),
-    PolicyBatch(
-        "temperature", "temperature 0.6, mild drift, equal lengths", drift=0.05, temperature=0.6
-    ),
-    PolicyBatch("clipped", "every token is clipped, equal lengths", pushed=True),
-    PolicyBatch(
-        "small_rewards",
-        "all rewards times 0.001, mild drift, equal lengths",
-        drift=0.05,
-        reward_scale=1e-3,
-    ),
-    PolicyBatch(
-        "equal_rewards",
-        "all eight rewards of a group are 0.3 in float32, mild drift, equal lengths; only for rows "
-        "about rounding",
-        drift=0.05,
-        group=8,
-        reward=0.3,
-    ),
-    PolicyBatch(
-        "tools", "every third token came from a tool", **_TWO, per_generation=2, tools=True
-    ),
-    PolicyBatch(
-        "sampler",
-        "another sampler, with log-probabilities of its own, drew the tokens; only for rows about "
-        "it",
-        **_TWO,
-        per_generation=2,
-        sampler=True,
-    ),
-    PolicyBatch(
-        "over_long",
-        "mild drift, ragged lengths, many examples longer than max_length; only for rows about it",
-        drift=0.05,
-        ragged=True,
-        max_length=36,
-    ),
-    EXTREME,
-)
-
-
-ACROSS = PolicyBatch(
-    "several_generations",
-    "two generations feed one window of four micro-batches; groups of 8, ragged lengths",
-    ragged=True,
-    accumulation=4,
-    per_generation=2,
-    iterations=1,
-    group=8,
-)
-"""What only subjects are measured on: no row has a reason for what TRL does here."""
-
-_RARE = {"drift": 0.05, "ragged": True, "accumulation": 3, "per_generation": 3, "cut_window_to": 2}
-RARE = (
-    PolicyBatch(
-        "unscored",
-        "rewards below 0, above 1 and None; padding among the tokens, which another sampler drew "
-        "that cannot score them all; a short last window",
-        **_RARE,
-        gaps=True,
-        sampler=True,
-    ),
-    PolicyBatch(
-        "scored",
-        "a reward model beside two functions; weights and steps of a generation are not given; an "
-        "evaluation before a short last window",
-        **_RARE,
-        reward_model=True,
-    ),
-    PolicyBatch(
-        "cut",
-        "texts of 30 tokens at most, a reference model that is given, a short last window",
-        **_RARE | {"drift": 0.2},
-        fields=(("max_length", 30),),
-    ),
-    PolicyBatch(
-        "cut_in_front",
-        "the last 30 tokens of texts",
-        **_RARE | {"drift": 0.2},
-        fields=(("max_length", 30), ("truncation_mode", "keep_end")),
-    ),
-    PolicyBatch(
-        "packed",
-        "rows of 40 tokens with several texts",
-        **_RARE | {"drift": 0.2},
-        fields=(("max_length", 40), ("packing", True)),
-    ),
-    PolicyBatch(
-        "adapter",
-        "what is trained is an adapter, whose dropout is switched off",
-        **_TWO,
-        per_generation=2,
-        temperature=0.6,
-        fields=(("disable_dropout", True),),
-    ),
-    PolicyBatch(
-        "continued",
-        "an adapter that was trained before, and so is the reference",
-        **_TWO,
-        per_generation=2,
-    ),
-)
-"""What only recorded losses are measured on: what a run rarely meets, and on two processes."""
-
-
-def completion(ragged: bool, limit: int = LIMIT, odd: bool = False) -> measure.Completion:
-    """Return a function that gives random completions, see `measure.fix_completions`.
-
-    Args:
-        ragged: whether they have 1 to `limit` tokens, some without an end; else they have LENGTH.
-        limit: tokens at most.
-        odd: whether every fifth token is the padding token, and about half of the
-            completions that would be cut off end with the model's second end token.
-    """
-
-    def complete(prompt_ids: tuple[int, ...], index: int, call: int) -> list[int]:
-        rng = drawn(prompt_ids, index, call)
-        # some lengths lie above the limit: those completions are cut off
-        length = rng.randint(1, limit + limit // 6) if ragged else LENGTH
-        ids = [rng.randrange(7, 113) for _ in range(min(length, limit))]
-        ids = [PAD if odd and place % 5 == 4 else token for place, token in enumerate(ids)]
-        if length <= limit:
-            return [*ids[:-1], END]
-        return [*ids[:-1], SECOND_END] if odd and ids[0] % 2 else ids
-
-    return complete
-
-
-def right(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
-    """Reward a random half of all completions, and a tenth of the long ones: outliers."""
-    if "text" in kwargs:
-        _check_texts(completion_ids, **kwargs)
-    rewards = []
-    for ids in completion_ids:
-        share = 0.5 if len(ids) <= LIMIT else 0.1
-        rewards.append(float(drawn("right", tuple(ids)).random() < share))
-    return rewards
-
-
-def has_format(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
-    """Reward two thirds of all completions fully, the others by a quarter."""
-    return [drawn("format", tuple(ids)).choice([0.25, 1.0, 1.0]) for ids in completion_ids]
-
-
-def _check_texts(
-    completion_ids: list[list[int]], prompts: Any, completions: Any, text: list[str], **kwargs: Any
-) -> None:
-    """Refuse a trainer whose reward functions see other texts than those of the token ids.
-
-    Args:
-        completion_ids: the token ids that a reward function gets.
-        prompts: the prompts that it gets, as chats.
-        completions: the completions that it gets, as chats.
-        text: the column of the data that holds the text of each prompt.
-        kwargs: whatever else it gets.
-    """
-    shown_completions = [messages[0]["content"] for messages in completions]
-    shown_prompts = [messages[-1]["content"] for messages in prompts]
-    decoded = _tokenizer().batch_decode(completion_ids, skip_special_tokens=True)
-    if shown_completions != decoded or shown_prompts != text:
-        raise InputError("reward functions see other texts than those of the token ids")
-
-
-_tokenizer = cache(build_tokenizer)
-
-
-def partly(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
-    """Reward a random half of all completions; the others have no reward."""
-    return [drawn("partly", *ids).choice([None, None, 0.3, 1.7]) for ids in completion_ids]
-
-
-async def punished(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
-    """Reward or punish a random half of all completions, as a function that is awaited."""
-    return [drawn("punished", *ids).choice([None, None, -2.3, 0.6]) for ids in completion_ids]
 
 
 def build_trainer(
@@ -337,15 +76,15 @@ def build_trainer(
     # A user's trainer may change prompts, completions and what its reward functions see; TRL's and
     # ours must not. With the column `text` a reward function, `right`, checks what it sees.
     is_checked = trainer.__module__.partition(".")[0] in ("trl", "rlhf_trl")
-    examples = _examples(batch, with_text_column=is_checked)
+    examples = prompt_examples(batch, with_text_column=is_checked)
     arguments |= _window_arguments(batch)
     built = make_trainer(trainer, config, window, examples, **arguments)
     if getattr(built, "drops_groups", False):
         # our trainer of DAPO's code drops groups without contrast, which the book's side keeps
         built.drops_groups = False
     if is_checked:
-        measure.check_generation(built)
-    measure.fix_completions(
+        check_generation(built)
+    fix_completions(
         built,
         completion(batch.ragged, batch.limit, odd=batch.gaps),
         tools=batch.tools,
@@ -357,7 +96,7 @@ def build_trainer(
 
 def _window_arguments(batch: PolicyBatch) -> dict[str, Any]:
     """Return the arguments of a trainer that a window needs: rewards, an adapter, tokenizers."""
-    rewards = _reward_functions(batch)
+    rewards = reward_functions(batch)
     arguments: dict[str, Any] = {"reward_funcs": rewards}
     if batch.name == "adapter":
         arguments |= adapter()
@@ -373,46 +112,7 @@ def _window_arguments(batch: PolicyBatch) -> dict[str, Any]:
     return arguments
 
 
-def _reward_functions(batch: PolicyBatch) -> list[Any]:
-    """Return the two reward functions of a window."""
-    if batch.gaps:
-        return [partly, punished]
-    if batch.reward is not None:
-        return [_equal_reward(batch.reward / sum(batch.weights))] * 2
-    return [right, has_format]
-
-
-def _examples(batch: PolicyBatch, with_text_column: bool) -> list[dict[str, Any]]:
-    """Return the data of a window.
-
-    The column `text` holds each prompt as plain text. The reward function `right` holds it against
-    the prompts that it is given.
-    """
-    texts = _prompts(batch)
-    if batch.gaps:  # whose reward functions check nothing
-        return [{"prompt": text} for text in texts]
-    examples: list[dict[str, Any]] = []
-    for text in texts:
-        example: dict[str, Any] = {"prompt": [{"role": "user", "content": text}]}
-        if with_text_column:
-            example["text"] = text
-        examples.append(example)
-    return examples
-
-
-def _prompts(batch: PolicyBatch) -> list[str]:
-    """Return prompts of one word, or of one to three where completions are long."""
-    if batch.limit <= LIMIT:
-        return list(WORDS)
-    return [" ".join([word] * (1 + place % 3)) for place, word in enumerate(WORDS)]
-
-
-def _equal_reward(reward: float) -> Callable[..., list[float]]:
-    """Return a reward function that gives every completion this reward."""
-    return lambda completion_ids, **_: [reward] * len(completion_ids)
-
-
-class PolicyWindow:
+class PolicyWindow(Window):
     """A window, prepared once: token ids, policies and the stock side's way of running it."""
 
     def __init__(self, batch: PolicyBatch, fields: Mapping[str, Any] | None = None) -> None:
@@ -462,8 +162,41 @@ class PolicyWindow:
         format_rewards = torch.tensor(has_format(completions)).double()
         return right_rewards, format_rewards
 
-    def stock(self, trainer: Any) -> Measured:
-        """Measure a trainer that `build_trainer` built for this window."""
+    def build(self, side: Stock) -> Any:
+        """Build the trainer of a stock side; the batch's KL and scale of rewards override its own.
+
+        A batch may be about these two. All other fields of a side override those of the window.
+        """
+        trainer, config = side.classes or trainer_classes(side.trainer)
+        fields = dict(side.config)
+        if self.batch.beta:
+            fields["beta"] = self.batch.beta
+        if "reward_weights" in fields:
+            weights = fields["reward_weights"]
+            fields["reward_weights"] = [weight * self.batch.reward_scale for weight in weights]
+        return build_trainer(trainer, config, fields, self.batch, **side.trainer_arguments)
+
+    def book(self, side: Book) -> tuple[float, Tensor]:
+        """Return the book's loss and its gradient."""
+        view = self.view()
+        loss, slopes = view.book(side, view.arguments(side))
+        return loss, view.gradient(slopes)  # by the chain rule
+
+    def changed(self, side: Book, steps: Sequence[Identity]) -> Tensor:
+        """Return the gradient after identities, which may change temperature and arguments, too."""
+        at_temperature = any(step.temperature for step in steps)
+        view = self.view(self.batch.temperature if at_temperature else 1.0)
+        arguments = view.arguments(side)
+        for step in steps:
+            if step.arguments:
+                arguments = step.arguments(view, arguments)
+        _, weights = view.book(side, arguments)
+        terms = _apart(side, view, arguments, weights)
+        apply(steps, terms)
+        return view.gradient(terms.surrogate + terms.kl)
+
+    def measured(self, trainer: Any, double: bool = False) -> Measured:
+        """Measure a trainer that `build_trainer` built for this window, as it computes."""
         measured, micro = self.run(trainer)
         if "_prepared" in vars(self):  # the book's side, if there is one, has these completions
             fixed_micro, _ = self._prepared
@@ -604,87 +337,6 @@ class PolicyWindow:
         return model, _logps(model, self.ids, temperature)
 
 
-@contextmanager
-def unmixed(module: str, stock: bool) -> Iterator[None]:
-    """Keep the rows of a generation in order, so that the completions of a prompt stay together.
-
-    Args:
-        module: the module of a TRL trainer, whose function that shuffles is replaced.
-        stock: whether the trainer is TRL's own: then it must have called that function, since a TRL
-            that does not shuffle is not the one that compare knows.
-    """
-    _check_shuffle(module)
-    with patch(f"{module}.shuffle_sequence_dict", side_effect=lambda inputs: inputs) as shuffle:
-        yield
-    if stock and not shuffle.called:
-        raise InputError(f"{module} does not mix the rows of a generation")
-
-
-@cache
-def _check_shuffle(module: str) -> None:
-    """Refuse a module whose shuffle tears rows apart, loses some, or leaves them in order.
-
-    `unmixed` replaces this shuffle, so a fault in it would go unseen.
-    """
-    numbers = torch.arange(16)
-    # three tensors of a batch, each of which holds in every row the number of that row
-    columns = {"a": numbers, "b": numbers[:, None] * torch.ones(1, 3), "c": numbers.float()}
-    with torch.random.fork_rng(devices=[]):
-        mixed = import_module(module).shuffle_sequence_dict(columns)
-    order = mixed["a"]
-    if not all(torch.equal(tensor.view(16, -1)[:, 0].long(), order) for tensor in mixed.values()):
-        raise InputError(f"{module}.shuffle_sequence_dict tears the rows of a batch apart")
-    if not torch.equal(order.sort().values, numbers) or torch.equal(order, numbers):
-        raise InputError(f"{module}.shuffle_sequence_dict loses rows of a batch, or their mixing")
-
-
-def check_order(trainer: Any) -> None:
-    """Refuse a sampler that tears groups apart, leaves out prompts, or shuffles otherwise.
-
-    Two epochs have different orders if, and only if, the config says `shuffle_dataset`.
-    """
-    args = trainer.args
-    sampler = trainer._get_train_sampler()
-    first_epoch = list(sampler)
-    second_epoch = list(sampler)
-    size = args.generation_batch_size
-    generations = len(trainer.train_dataset) * args.num_generations // size  # of an epoch
-    # the sampler names the prompts of a generation anew for each micro-batch that reads it
-    uses = args.steps_per_generation * args.num_iterations
-    is_complete = len(first_epoch) == generations * size * uses
-    is_shuffled = first_epoch != second_epoch
-    is_right = is_complete and is_shuffled == args.shuffle_dataset
-    if not (is_right and _keeps_groups(trainer, first_epoch)):
-        raise InputError(f"{type(trainer).__name__} takes the prompts in another order")
-
-
-def _keeps_groups(trainer: Any, epoch: list[int]) -> bool:
-    """Return whether prompts, in training and evaluation, come a group at a time, and once.
-
-    `epoch` holds the numbers of the prompts in the order in which an epoch trains on them: each
-    prompt `num_generations` times in a row, and the generation anew for each time that it is used.
-    """
-    args = trainer.args
-    uses = args.steps_per_generation * args.num_iterations
-    # (generations, uses of each, prompts of a generation)
-    generations = torch.tensor(epoch).view(-1, uses, args.generation_batch_size)
-    first_uses = generations[:, 0]
-    groups = first_uses.reshape(-1, args.num_generations)
-    # an evaluation's order; the training data will do, as the sampler only counts the prompts
-    evaluation = torch.tensor(list(trainer._get_eval_sampler(trainer.train_dataset)))
-    evaluation_groups = evaluation.view(-1, args.num_generations)
-    # Along the second dimension nothing may differ: all uses of a generation have its prompts, all
-    # completions of a group have one prompt.
-    for numbers in (generations, groups, evaluation_groups):
-        if not torch.equal(numbers, numbers[:, :1].expand_as(numbers)):
-            return False
-    if len(groups[:, 0].unique()) != len(groups):  # a prompt twice in an epoch
-        return False
-    # an evaluation has as many groups as there are prompts, each of another prompt
-    prompts = len(trainer.train_dataset)
-    return len(evaluation_groups) == prompts and len(evaluation_groups[:, 0].unique()) == prompts
-
-
 def _weights(state: Mapping[str, Tensor], with_critic: bool = False) -> dict[str, Tensor]:
     """Return the weights of a policy by name, without those of its value model or with them."""
     return {name: tensor for name, tensor in state.items() if with_critic or CRITIC not in name}
@@ -726,7 +378,7 @@ class View:
     @property
     def sampler_log_ratio(self) -> Tensor:
         """(B, T) log pi_old - log pi of the other sampler."""
-        logps = torch.tensor([measure.sampler_logps(ids) for ids in self.ids.tolist()])
+        logps = torch.tensor([sampler_logps(ids) for ids in self.ids.tolist()])
         return (self.old_logps - logps) * self.mask
 
     @property
@@ -838,6 +490,31 @@ class View:
         loss = torch.stack(losses).mean()
         slopes = torch.autograd.grad(loss, leaves)
         return float(loss.detach()), slopes[0] if len(slopes) == 1 else torch.stack(slopes)
+
+
+def _apart(side: Book, view: View, arguments: dict[str, Any], weights: Tensor) -> Terms:
+    """Take the derivative of a loss apart: the policy gradient's part, and that of beta * KL.
+
+    Args:
+        side: the row, its formulation and parameters.
+        view: the window.
+        arguments: of the book's function.
+        weights: (B, T) d loss / d logps.
+    """
+    row = side.row
+    beta = arguments.get("beta", 0.0) if "ref_logps" in arguments else 0.0
+    aggregation = row.aggregation
+    if aggregation == "token_mean" and row.window == "micro_batch":
+        aggregation = "token_mean_micro_batch"
+    token_weight = view.token_weight(aggregation)
+    kl = torch.zeros_like(weights)
+    if beta and row.kl == "loss":
+        logps = view.logps.clone().requires_grad_()
+        params = {**row.reads, **arguments}
+        estimate = kl_estimate(row, params, logps, view.ref_logps, view.mask)
+        (slope,) = torch.autograd.grad(estimate.sum(), logps)
+        kl = beta * token_weight * slope
+    return Terms(view, surrogate=weights - kl, kl=kl, token_weight=token_weight, beta=beta)
 
 
 def _split(inputs: Mapping[str, Any], count: int, size: int) -> Iterator[dict[str, Any]]:

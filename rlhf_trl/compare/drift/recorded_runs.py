@@ -13,8 +13,9 @@ import torch
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
-from rlhf_trl.compare.measure import UNSTABLE, fix_completions
+from rlhf_trl.compare.measure import UNSTABLE
 from rlhf_trl.compare.models import policy_folder
+from rlhf_trl.compare.windows.generation import fix_completions
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 STEPS, RESUMED_AT = 10, 5

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlhf_trl.book import kl
-from rlhf_trl.compare import report
+from rlhf_trl.compare.pages import report
 from rlhf_trl.output import write_whole
 
 ESTIMATORS: dict[str, kl.Estimator] = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}

@@ -1,0 +1,1 @@
+"""What moved in TRL: the recorded surface and sources against the installed ones."""

@@ -1,0 +1,1 @@
+"""Whether a launch on several processes makes the update of one."""
