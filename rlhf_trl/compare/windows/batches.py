@@ -74,7 +74,7 @@ EXTREME = PolicyBatch(
     "extreme",
     "ratios from 0.1 to 8, groups of 16 with outliers among rewards of both signs, up to 40 "
     "tokens, prompts of one to three words, two micro-batches",
-    drift=0.9,
+    drift=0.5,
     ragged=True,
     accumulation=2,
     per_generation=2,
