@@ -5,7 +5,7 @@ import json
 import re
 import sys
 import textwrap
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from unittest.mock import patch
@@ -161,13 +161,17 @@ ON_LOSSES = {
     ),
 }
 
-READER = {
-    fault["name"]: tuple(fault[key] for key in ("trainer", "module", "function", "old", "new"))
-    for fault in json.loads(
-        Path(__file__).with_name("fixtures").joinpath("planted_by_a_reader.json").read_text()
-    )
-}
-"""Faults that somebody wrote down who had read TRL and transformers, and not what is recorded."""
+
+def written_down(name):
+    """The faults of a fixture: by name trainer, module, function, old, new."""
+    faults = json.loads((Path(__file__).parent / "fixtures" / name).read_text())
+    keys = ("trainer", "module", "function", "old", "new")
+    return {fault["name"]: tuple(fault[key] for key in keys) for fault in faults}
+
+
+READER = written_down("planted_by_a_reader.json")
+SECOND_READER = written_down("planted_by_a_second_reader.json")
+"""Faults that people wrote down who had read TRL and transformers, and not what is recorded."""
 
 
 @contextmanager
@@ -176,13 +180,18 @@ def planted(module_name, function_name, old, new):
     module = import_module(module_name)
     owner_name, _, name = function_name.rpartition(".")
     owner = getattr(module, owner_name) if owner_name else module
-    source = textwrap.dedent(inspect.getsource(vars(owner)[name]))
+    original = vars(owner)[name]
+    source = textwrap.dedent(inspect.getsource(original))
     assert old in source, f"{old!r} is not in {function_name}"
     source = source.replace(old, new, 1)
     source = re.sub(r"super\(\)", f"super({owner_name}, self)", source)
     made = {}
     exec(compile(source, f"<planted {name}>", "exec"), vars(module), made)
-    with patch.object(owner, name, made[name]):
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(owner, name, made[name]))
+        for other in list(sys.modules.values()):  # which import a function by its name
+            if owner is module and vars(other).get(name) is original:
+                stack.enter_context(patch.object(other, name, made[name]))
         yield
 
 

@@ -14,7 +14,7 @@ from functools import cache
 from importlib import import_module
 from unittest.mock import patch
 
-from planted import ON_LOSSES, ON_ONE, READER
+from planted import ON_LOSSES, ON_ONE, READER, SECOND_READER
 from planted import planted as plant
 
 from rlhf_trl.compare.drift import differences as drift
@@ -853,9 +853,11 @@ OF_WHOLE_RUNS = """
 
 Faults that a fixed batch hardly shows, with the first measurement of `drift` that tells, the code
 apart: a recorded loss, a metric, or a fact of ten recorded steps. The first ones are known kinds;
-those after the line were written down by a reader of TRL and transformers who had not seen what is
-recorded. At first 23 of his 30 were measured, and 26 named by their code; what the others taught
-is recorded now. {code} of {all} are named by their code, {measured} are measured."""
+those after the first line were written down by a reader of TRL and transformers who had not seen
+what is recorded. At first 23 of his 30 were measured, and 26 named by their code; what the others
+taught is recorded now. Those after the second line are another such reader's, of which 26 were
+measured at first and all 30 named by their code. {code} of {all} are named by their code,
+{measured} are measured."""
 
 
 def main(path):
@@ -881,7 +883,8 @@ def of_whole_runs():
     lines = ["| change | function | measured |", "| --- | --- | --- |"]
     measured = named = 0
     known = {**ON_ONE, **ON_LOSSES}
-    for what, fault in {**known, "-": None, **READER}.items():
+    groups = {**known, "first line": None, **READER, "second line": None, **SECOND_READER}
+    for what, fault in groups.items():
         if fault is None:
             lines.append("| - | - | - |")
             continue
@@ -892,7 +895,8 @@ def of_whole_runs():
         named += function in sources.shipped()[module]["units"]
         lines.append(f"| {what} | `{function}` | {told or 'not found'} |")
         print(lines[-1], flush=True)
-    counts = {"all": len(known) + len(READER), "measured": measured, "code": named}
+    count = sum(fault is not None for fault in groups.values())
+    counts = {"all": count, "measured": measured, "code": named}
     return f"{OF_WHOLE_RUNS.format(**counts)}\n\n" + "\n".join(lines) + "\n"
 
 

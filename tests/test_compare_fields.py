@@ -6,9 +6,10 @@ import pytest
 import yaml
 
 from rlhf_trl.algorithms import LOSS_FIELDS, SHARED_FIELDS
-from rlhf_trl.compare import closest
-from rlhf_trl.compare.closest import TRAINERS, distances, read_subject
+from rlhf_trl.compare import closest, subjects
+from rlhf_trl.compare.closest import distances
 from rlhf_trl.compare.matrix import Matrix
+from rlhf_trl.compare.subjects import TRAINERS, read_subject
 from rlhf_trl.compare.trainers import trainer_classes
 
 # A config that is an algorithm, by its trainer. RLOO and ORPO are equal to no printed equation.
@@ -117,7 +118,7 @@ def said(name, trainer):
 def test_there_is_a_value_for_every_field_that_can_change_an_update():
     assert set(STARTS) | NEVER_EQUAL == set(TRAINERS)
     assert {name for trainer in STARTS for name in of(trainer)} == set(CHANGED)
-    assert set(closest.UNSHOWN) <= set(CHANGED) | {"reward_clip_range"}  # RLOO's
+    assert set(subjects.UNSHOWN) <= set(CHANGED) | {"reward_clip_range"}  # RLOO's
 
 
 @pytest.fixture

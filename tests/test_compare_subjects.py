@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from rlhf_trl.cli import main
-from rlhf_trl.compare import closest
-from rlhf_trl.compare.closest import distances, read_subject
+from rlhf_trl.compare import closest, subjects
+from rlhf_trl.compare.closest import distances
 from rlhf_trl.compare.matrix import EQUAL, Matrix
+from rlhf_trl.compare.subjects import read_subject
 from rlhf_trl.compare.windows.batches import EXTREME
 from rlhf_trl.compare.windows.policy import PolicyWindow
 from rlhf_trl.errors import InputError
@@ -421,6 +422,14 @@ def test_what_is_left_out_is_said(tmp_path, capsys):
     path.write_text("{algorithm: grpo, missing_eos_penalty: 1.0}")
     main(["compare", "--config", str(path), "--algorithms", "grpo"])
     assert "not measured: missing_eos_penalty" in capsys.readouterr().out
+    path.write_text("{loss_type: grpo, use_vllm: true}")
+    main(["compare", "--config", str(path), "--algorithms", "grpo"])
+    assert "not measured: use_vllm (the batches' completions are given)" in capsys.readouterr().out
+    path.write_text("{packing: true, max_length: 64}")
+    main(["compare", "--config", str(path), "--trainer", "SFTTrainer"])
+    assert (
+        "not measured: packing (the batches hold one padded text a row)" in capsys.readouterr().out
+    )
 
 
 def test_stock_trainers_average_unequal_micro_batches(tmp_path, capsys):
@@ -521,13 +530,13 @@ def test_a_config_whose_models_or_data_are_its_own(text, equal, changes, tmp_pat
 def test_a_subclass_of_ours_is_compared_with_our_config():
     from trl import GRPOConfig
 
-    trainer = closest.class_of("rlhf_trl.trainers.policy_gradient.BookGRPOTrainer")
+    trainer = subjects.class_of("rlhf_trl.trainers.policy_gradient.BookGRPOTrainer")
     own = type("Own", (trainer,), {})
-    assert closest.config_class(own, GRPOConfig) is trainer.config_class
+    assert subjects.config_class(own, GRPOConfig) is trainer.config_class
 
 
 def test_a_subclass_of_ours_is_measured_without_a_config():
-    subject = closest.read_subject(None, "rlhf_trl.trainers.rloo.BookRLOOTrainer")
+    subject = subjects.read_subject(None, "rlhf_trl.trainers.rloo.BookRLOOTrainer")
     assert subject.trainer_arguments == {"algorithm": "rloo", "formulation": "chapter"}
     assert subject.fields["beta"] == 0.05  # RLOOConfig's
     own, other = distances(subject, [("rloo", "chapter"), ("rloo", "code")], fixes=False)

@@ -50,7 +50,16 @@ def test_nothing_but_the_command_imports_the_comparison():
 
 def test_what_measures_knows_neither_drift_nor_pages():
     below = ["measure", "models", "trainers", "windows", "identities", "rows", "matrix"]
-    order = [*below, "as_stock", "drift", "closest", "pages", "supervised", "two_configs"]
+    order = [
+        *below,
+        "as_stock",
+        "drift",
+        "subjects",
+        "closest",
+        "pages",
+        "supervised",
+        "two_configs",
+    ]
     order += ["probe", "launch", "command"]
     package = ROOT / "rlhf_trl" / "compare"
     seen = set()

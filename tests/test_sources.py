@@ -9,7 +9,7 @@ from importlib import import_module
 
 import pytest
 import transformers
-from planted import ON_LOSSES, ON_ONE, ON_TWO, READER
+from planted import ON_LOSSES, ON_ONE, ON_TWO, READER, SECOND_READER
 
 from rlhf_trl.compare.drift import differences as drift
 from rlhf_trl.compare.drift import sources
@@ -76,9 +76,9 @@ def test_a_fault_in_the_installed_code_is_named(module, unit, old, new, edit):
     assert named() == {(f"{module}:{unit}", "changed")}
 
 
-@pytest.mark.parametrize("name", READER)
+@pytest.mark.parametrize("name", READER | SECOND_READER)
 def test_a_fault_that_a_reader_planted_is_named(name, edit):
-    _, module, function, old, new = READER[name]
+    _, module, function, old, new = (READER | SECOND_READER)[name]
     value = import_module(module)
     for part in function.split("."):
         value = getattr(value, part)

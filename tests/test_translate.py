@@ -9,7 +9,8 @@ from own_model import write_lines
 
 from rlhf_trl.algorithms import formulation, names
 from rlhf_trl.cli import main
-from rlhf_trl.compare.closest import distances, read_subject
+from rlhf_trl.compare.closest import distances
+from rlhf_trl.compare.subjects import read_subject
 from rlhf_trl.data.blocks import Samples
 from rlhf_trl.errors import InputError
 from rlhf_trl.ports.book_code import translate

@@ -6,12 +6,13 @@ from importlib.metadata import version
 
 from rlhf_trl.algorithms import formulation
 from rlhf_trl.compare import as_stock, supervised, two_configs
-from rlhf_trl.compare.closest import SFT, Distance, distances, read_subject
+from rlhf_trl.compare.closest import Distance, distances
 from rlhf_trl.compare.drift.surface import shipped
 from rlhf_trl.compare.matrix import Matrix, Result
 from rlhf_trl.compare.pages import paper_index, report
 from rlhf_trl.compare.pages.matrix_page import write_page
 from rlhf_trl.compare.rows import ROWS
+from rlhf_trl.compare.subjects import SFT, read_subject
 from rlhf_trl.compare.windows.batches import BATCHES
 from rlhf_trl.errors import InputError, nearest
 

@@ -29,7 +29,6 @@ from rlhf_trl.run.config_types import recipe_defaults
 from rlhf_trl.tiny.model import END, build_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
-
 _SIZES = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -340,12 +339,12 @@ def continued_adapter() -> dict[str, Any]:
 def take(model: Module, weights: Mapping[str, Tensor]) -> None:
     """Load the weights of a policy into a model; an adapter is moved by noise instead.
 
-    The copy of an adapter that TRL keeps as the reference, "ref", stays where it is.
+    The copies of an adapter that TRL keeps, "ref" and "teacher", stay where they are.
     """
     has_adapter = hasattr(model, "peft_config")
     if has_adapter:
         parts = model.state_dict().items()
-        own = {name: x for name, x in parts if "lora_" in name and ".ref." not in name}
+        own = {name: x for name, x in parts if "lora_" in name and ".default." in name}
         weights = drifted(own, 0.3, seed=1)
     model.load_state_dict(weights, strict=not has_adapter)
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple
 
-from rlhf_trl.compare.closest import UNSHOWN, Subject, side_of
 from rlhf_trl.compare.identities import TOKENS_OF_THE_WINDOW
 from rlhf_trl.compare.matrix import Matrix, Verdict, judge
 from rlhf_trl.compare.measure import Book, Stock, sentence
 from rlhf_trl.compare.models import quick_and_quiet
 from rlhf_trl.compare.pages import report
+from rlhf_trl.compare.subjects import UNSHOWN, Subject, side_of
 from rlhf_trl.compare.trainers import trainer_classes
 from rlhf_trl.compare.windows.batches import BATCHES
 from rlhf_trl.errors import InputError
@@ -107,6 +107,7 @@ def _sentences(
         sentences.append(f"to get there: {report.as_text(changes)}; {end}")
     if untested := subject.untested_fields(config=None):
         sentences.append(f"not measured, and may act elsewhere: {', '.join(untested)}")
+    sentences += subject.run_otherwise
     batches = ", ".join(_BATCHES)
     sentences.append(f"measured on {batches}; each line shows the batch where it is worst")
     return [line for text in sentences for line in tables.wrapped(text)]

@@ -8,17 +8,12 @@ from enum import Enum
 from typing import Any
 
 from rlhf_trl.algorithms import formulation
-from rlhf_trl.compare.closest import (
-    UNSHOWN,
-    Subject,
-    of_whole_generations,
-    read_subject,
-    side_of,
-)
+from rlhf_trl.compare.closest import of_whole_generations
 from rlhf_trl.compare.matrix import Matrix, Verdict, judge
 from rlhf_trl.compare.measure import sentence
 from rlhf_trl.compare.models import quick_and_quiet
 from rlhf_trl.compare.pages import report
+from rlhf_trl.compare.subjects import UNSHOWN, Subject, read_subject, side_of
 from rlhf_trl.compare.trainers import POLICY
 from rlhf_trl.compare.windows.pair_examples import made_kind
 from rlhf_trl.errors import InputError

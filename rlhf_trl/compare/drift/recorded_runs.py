@@ -19,7 +19,9 @@ from rlhf_trl.compare.windows.generation import fix_completions
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 STEPS, RESUMED_AT = 10, 5
+# 11 micro-batches: the last accumulation window of an epoch is not full
 ROWS = "ant bee cat cow crow deer dog dove duck eel elk fish fly fox frog goat hare hen lamb lion"
+ROWS += " lynx moth"
 EVAL_ROWS = "mole newt owl ox pig rat seal"
 
 COMMON: dict[str, Any] = {
@@ -54,12 +56,13 @@ OWN: dict[str, dict[str, Any]] = {
         "eval_packing": False,
         "max_length": 24,
         "label_smoothing_factor": 0.3,
+        "warmup_steps": 0.25,  # of 10 steps, rounded up
     },
     "DPOTrainer": {"loss_type": ["sigmoid", "sft"], "loss_weights": [0.8, 0.35]},
     "KTOTrainer": {
         "desirable_weight": 1.3,
         "max_steps": -1,
-        "num_train_epochs": 1.8,  # 9 steps
+        "num_train_epochs": 1.5,  # 9 steps
         "logging_first_step": True,
         "logging_steps": 2,
     },

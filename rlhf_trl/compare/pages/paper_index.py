@@ -16,10 +16,11 @@ from typing import Any
 from tqdm import tqdm
 
 from rlhf_trl.algorithms import ALGORITHMS, LOSS_FIELDS, SHARED_FIELDS
-from rlhf_trl.compare.closest import TRAINERS, Distance, distances, read_subject
+from rlhf_trl.compare.closest import Distance, distances
 from rlhf_trl.compare.matrix import Matrix
 from rlhf_trl.compare.models import quick_and_quiet
 from rlhf_trl.compare.pages import report
+from rlhf_trl.compare.subjects import TRAINERS, read_subject
 from rlhf_trl.errors import InputError
 from rlhf_trl.run.yaml_loader import dump_yaml
 

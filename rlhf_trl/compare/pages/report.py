@@ -10,8 +10,9 @@ from typing import Any
 
 from rlhf_trl.compare import as_stock
 from rlhf_trl.compare.as_stock import AsStock
-from rlhf_trl.compare.closest import Distance, Subject
+from rlhf_trl.compare.closest import Distance
 from rlhf_trl.compare.matrix import EQUAL, RESIDUAL, Result
+from rlhf_trl.compare.subjects import Subject
 from rlhf_trl.compare.windows.batches import EXTREME
 from rlhf_trl.evaluation import tables
 from rlhf_trl.evaluation.tables import Line
@@ -250,6 +251,7 @@ def render_distances(subject: Subject, distances: Sequence[Distance], output_for
     if subject.left_out:
         left_out = ", ".join(subject.left_out)
         sentences.append(f"not measured: {left_out} (the batches have their own)")
+    sentences += subject.run_otherwise
     head = [line for sentence in sentences for line in tables.wrapped(sentence)]
     return "\n".join([*head, "", written])
 

@@ -15,10 +15,10 @@ from torch.nn.functional import pad
 
 from rlhf_trl.algorithms import Formulation, formulation
 from rlhf_trl.compare import measure, rows
-from rlhf_trl.compare.closest import class_of, config_class
 from rlhf_trl.compare.models import quick_and_quiet, untrained
 from rlhf_trl.compare.probe import loss as shared
 from rlhf_trl.compare.probe.loss import SCALED, Verdict
+from rlhf_trl.compare.subjects import class_of, config_class
 from rlhf_trl.compare.trainers import OURS, POLICY, base_name, row_arguments, trainer_classes
 from rlhf_trl.compare.windows import offline, policy
 from rlhf_trl.compare.windows.batches import BATCHES, PolicyBatch

@@ -16,7 +16,7 @@ from torch.nn import Module
 from rlhf_trl.book.distillation import sampled_reverse_kl
 from rlhf_trl.compare import measure
 from rlhf_trl.compare.measure import Book, Measured, Stock
-from rlhf_trl.compare.models import Gradients, drifted, make_trainer, untrained
+from rlhf_trl.compare.models import Gradients, adapter, drifted, make_trainer, take, untrained
 from rlhf_trl.compare.trainers import trainer_classes
 from rlhf_trl.compare.windows.batches import GROUP, LIMIT, ROWS, PolicyBatch
 from rlhf_trl.compare.windows.completions import WORDS, completion, has_format, right
@@ -174,7 +174,7 @@ class DistillationWindow(Window):
         trainer._prepare_inputs(next(source))  # generates, and keeps the generation
         # TRL generates at step 0, and uses the generation again from this step on
         trainer._step = trainer.args.steps_per_generation
-        trainer.model.load_state_dict(self.student)
+        take(trainer.model, self.student)
         check_order(trainer)
         # what follows an optimizer step: a teacher that is a moving average of the student is moved
         trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
@@ -343,6 +343,8 @@ def build_trainer(
         # the second use of a generation is measured, see `_run_sdpo`
         window_fields |= {"num_generations": GROUP, "num_iterations": 2}
         arguments.setdefault("reward_funcs", [right, has_format])
+        if batch.name == "adapter":  # a teacher that is a second adapter, moved after the first
+            arguments |= adapter()
     else:
         examples = [example for example in examples for _ in range(GROUP)]
         # Twice the data that one process reads: on two processes, as which `models.at_scale` lets

@@ -75,6 +75,13 @@ def _without_prompts(trainer: str, pairs: list[dict[str, Any]]) -> list[dict[str
     return pairs
 
 
+_FULL_PROMPTS = {7: 22, 12: 30}
+"""Letters of prompts that alone fill a max_length of 30 exactly, by number: as a chat, as a text.
+
+The three turns of a chat have eight further tokens.
+"""
+
+
 def _random_pair(number: int, trainer: str, batch: PolicyBatch) -> dict[str, Any]:
     """Return a prompt, a chosen and a rejected completion of random letters, and a margin."""
     rng = models.drawn("lengths", number)
@@ -82,7 +89,7 @@ def _random_pair(number: int, trainer: str, batch: PolicyBatch) -> dict[str, Any
     rejected_length = rng.randint(1, 40) if batch.ragged else 8
     prompt_length = rng.randint(3, 16) if batch.ragged else 5
     if batch.fields and trainer not in EXPERIMENTAL and number % 5 == 2:
-        prompt_length += 30  # this prompt alone fills the batch's max_length
+        prompt_length = _FULL_PROMPTS.get(number, prompt_length + 30)
     return {
         "prompt": _text(prompt_length, "prompt", number),
         "chosen": _text(chosen_length, "chosen", number),
