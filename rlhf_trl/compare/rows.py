@@ -575,7 +575,7 @@ def same_code(row: Algorithm) -> bool:
 def fields_for_batches(row: Formulation) -> dict[str, Any]:
     """Return the config fields that our trainer of a formulation needs on the fixed batches."""
     of_any_row = {
-        # functions of `policy`
+        # functions of `windows.completions`
         "correctness_reward": "right",
         "format_reward": "has_format",
         "demonstration": "first",

@@ -18,7 +18,21 @@ STOCK = (
 )
 """The trainers of TRL that are compared."""
 
+DISTILLING = ("DistillationTrainer", "SDPOTrainer")
+"""Trainers of TRL's in which a student learns from a teacher, on texts that the student writes."""
+
+POLICY = ("GRPOTrainer", "RLOOTrainer")
+"""The stock trainers that generate."""
+
 EXPERIMENTAL = {"ORPOTrainer": "trl.experimental.orpo", "CPOTrainer": "trl.experimental.cpo"}
+"""Trainers that TRL keeps apart, and where."""
+
+OURS = {stage.trainer_name: stage.trainer for stage in STAGES.values() if stage.trainer}
+OURS["BookRLOOTrainer"] = "rlhf_trl.trainers.rloo.BookRLOOTrainer"  # which no recipe trains
+"""Our trainers by name, and where they are."""
+
+STEP = "\n"
+"""What separates the steps of a process model."""
 
 
 def trainer_classes(name: str) -> tuple[type, type]:
@@ -40,19 +54,9 @@ def trainer_classes(name: str) -> tuple[type, type]:
     return trainer, getattr(module, name.replace("Trainer", "Config"))
 
 
-OURS = {stage.trainer_name: stage.trainer for stage in STAGES.values() if stage.trainer}
-
-OURS["BookRLOOTrainer"] = "rlhf_trl.trainers.rloo.BookRLOOTrainer"  # which no recipe trains
-"""Our trainers by name, and where they are."""
-
-
 def own_trainer(algorithm: str) -> str:
     """Return the name of our trainer that trains a row."""
     return stage_of(algorithm).trainer_name
-
-
-STEP = "\n"
-"""What separates the steps of a process model."""
 
 
 def row_arguments(name: str, formulation_name: str) -> dict[str, Any]:
@@ -65,10 +69,3 @@ def base_name(trainer: type) -> str:
     """Return the name of the TRL class that a trainer is or derives from, "" for none of STOCK."""
     names = [c.__name__ for c in trainer.__mro__ if c.__module__.startswith("trl.")]
     return next((name for name in names if name in STOCK), "")
-
-
-DISTILLING = ("DistillationTrainer", "SDPOTrainer")
-"""Trainers of TRL's in which a student learns from a teacher, on texts that the student writes."""
-
-POLICY = ("GRPOTrainer", "RLOOTrainer")
-"""The stock trainers that generate."""

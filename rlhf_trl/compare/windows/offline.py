@@ -32,8 +32,10 @@ from rlhf_trl.compare.windows.window import Window
 from rlhf_trl.losses.checked import preference_loss, reward_loss
 
 _MODELS = {
-    **{"RewardTrainer": models.untrained_scorer, "kwise": models.untrained_scorer},
-    **{"orm": models.untrained_token_scorer, "prm": models.untrained_token_scorer},
+    "RewardTrainer": models.untrained_scorer,
+    "kwise": models.untrained_scorer,
+    "orm": models.untrained_token_scorer,
+    "prm": models.untrained_token_scorer,
     "prm/code": partial(models.untrained_token_scorer, 3),
 }
 
