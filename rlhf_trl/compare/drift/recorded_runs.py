@@ -75,7 +75,6 @@ OWN: dict[str, dict[str, Any]] = {
         "top_entropy_quantile": 0.3,
         "beta": 0.1,
         "reward_weights": [0.7, 0.45],
-        "learning_rate": 0.01,
     },
 }
 """The trainers that run, and what else their configs set: values whose mirror is another one."""
