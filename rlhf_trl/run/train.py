@@ -424,7 +424,9 @@ def _describe_run(trainer: Any, loaded: Loaded[Any, Any], data: Examples, name: 
     trainer.told = facts
     if args.resume_from_checkpoint is not None:
         from rlhf_trl.run import resuming
+        from rlhf_trl.run.intervals import IntervalsOfNow
 
+        trainer.add_callback(IntervalsOfNow())
         resuming.check_rows(loaded, facts.get("rows", {}))
         resuming.check_template(loaded, facts["chat_template"])
 
