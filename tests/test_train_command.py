@@ -12,6 +12,7 @@ import pytest
 
 from rlhf_trl.cli import main
 from rlhf_trl.run import launching
+from rlhf_trl.run.accelerate_files import check_accelerate_file
 
 ROOT = Path(__file__).parent.parent
 # A launcher of one process: its child, of the same group, goes on a little after a SIGTERM.
@@ -132,6 +133,54 @@ def test_what_cannot_be_launched_is_told_in_a_sentence(launched, words, sentence
     with pytest.raises(SystemExit) as stop:
         launched(*words)
     assert str(stop.value).startswith("error: ") and sentence in str(stop.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("num_processes: two", 'num_processes is "two"; write 1 or more.'),
+        ("num_processes: '2'", 'num_processes is "2"; write 1 or more.'),
+        ("num_processes: 0", "num_processes is 0; write 1 or more."),
+        (
+            "num_process: 2",
+            "num_process is not a key of accelerate's (did you mean 'num_processes'",
+        ),
+        ("distributed_type: multi-gpu", "MULTI_NEURON (did you mean 'MULTI_GPU'?)."),
+        ("distributed_type: null", "distributed_type is null; write one of NO, MULTI_CPU, "),
+        ("mixed_precision: bf61", "write one of no, fp8, fp16, bf16 (did you mean 'bf16'?)."),
+        ("mixed_precision: no", 'mixed_precision is false; write "no", with the quotes.'),
+        ("gpu_ids: 0", 'gpu_ids is 0; write "0", with the quotes.'),
+        ("use_cpu: cpu", 'use_cpu is "cpu"; write true or false.'),
+        ("compute_environment: CLOUD", "write one of LOCAL_MACHINE, AMAZON_SAGEMAKER"),
+        ("a: b: c", ", line 2: mapping values are not allowed here."),
+    ],
+)
+def test_an_accelerate_file_that_would_end_in_a_traceback_is_refused(launched, text, sentence):
+    usual = "" if text.startswith("distributed_type") else "distributed_type: MULTI_GPU"
+    Path("mine.yaml").write_text(f"{usual}\n{text}\n")
+    with pytest.raises(SystemExit) as stop:
+        launched("dpo", "--config", "tiny/dpo", "--accelerate", "mine.yaml")
+    assert str(stop.value).startswith("error: mine.yaml") and sentence in str(stop.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{distributed_type: NO, num_processes: many}",  # --processes stands in its place
+        "{distributed_type: MULTI_GPU, mixed_precision: BF16, gpu_ids: null, num_processes: 2}",
+        "{distributed_type: DEEPSPEED, mixed_precision: null, main_process_port: '0'}",
+        "{compute_environment: AMAZON_SAGEMAKER, ec2_instance_type: ml.p3.2xlarge}",
+    ],
+)
+def test_an_accelerate_file_that_accelerate_reads_is_launched_with(launched, text):
+    Path("mine.yaml").write_text(text)
+    words = ["--config", "tiny/dpo", "--accelerate", "mine.yaml", "--processes", "2"]
+    assert parts(launched("dpo", *words))[:2] == (Path("mine.yaml"), 2)
+
+
+def test_all_accelerate_files_that_ship_are_launched_with():
+    for path in (ROOT / "configs/accelerate").glob("*.yaml"):
+        check_accelerate_file(path)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def train(
     if accelerate is None:
         launch_file, processes = _config_for_machine(values, str(path), processes)
     else:
-        launch_file = _named_config(accelerate)
+        launch_file = _named_config(accelerate, processes)
     options += _options_for_launch(values, launch_file)
     script = str(home() / STAGES[stage].script)
     command = launch_command([script, *options], launch_file, processes)
@@ -99,8 +99,13 @@ def accelerate_file(name: str) -> Path:
     return home() / "configs" / "accelerate" / f"{name}.yaml"
 
 
-def _named_config(accelerate: str) -> Path:
-    """Return a config of accelerate by path or by the name of a shipped one."""
+def _named_config(accelerate: str, processes: int | None) -> Path:
+    """Return a config of accelerate by path or by the name of a shipped one; refuse a faulty one.
+
+    `processes` are those asked for beside it.
+    """
+    from rlhf_trl.run.accelerate_files import check_accelerate_file
+
     path = config_file(accelerate)
     if not path.is_file():
         path = config_file(f"accelerate/{accelerate}")
@@ -110,6 +115,7 @@ def _named_config(accelerate: str) -> Path:
             f"--accelerate: {accelerate} is neither a file nor a config that ships"
             f"{nearest(accelerate, known)}; known: {', '.join(known)}."
         )
+    check_accelerate_file(path, processes)
     details = value_at(read_yaml(path), ("deepspeed_config", "deepspeed_config_file"))
     if details is not None and not Path(details).is_file():
         raise InputError(
