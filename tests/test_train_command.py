@@ -15,20 +15,28 @@ from rlhf_trl.run import launching
 from rlhf_trl.run.accelerate_files import check_accelerate_file
 
 ROOT = Path(__file__).parent.parent
-# A launcher of one process: its child, of the same group, goes on a little after a SIGTERM.
+# A launcher of one process: its child, of the same group, saves for a little after a SIGTERM.
 LAUNCHER = """
-import subprocess, sys
+import signal, subprocess, sys
 program = '''
-import signal, sys, time
+import os, signal, sys, time
 def end(number, frame):
     time.sleep(0.4)
-    open("saved", "w").close()
+    open("checkpoint-7/manifest.json", "w").close()
     sys.exit(143)
 signal.signal(signal.SIGTERM, end)
+os.mkdir("checkpoint-7")
 open("began", "w").close()
 time.sleep(60)
 '''
-subprocess.run([sys.executable, "-c", program])
+def end(number, frame):
+    raise RuntimeError("a launcher of several ends so")
+worker = subprocess.Popen([sys.executable, "-c", program])
+signal.signal(signal.SIGTERM, end)
+try:
+    worker.wait()
+finally:
+    worker.wait()
 """
 
 
@@ -36,7 +44,7 @@ subprocess.run([sys.executable, "-c", program])
 def launched(monkeypatch, tmp_path, capsys):
     """In an empty folder, return the command that `rlhf-trl train` starts, without starting it."""
     commands = []
-    monkeypatch.setattr(launching, "_run", lambda command: commands.append(command) or 0)
+    monkeypatch.setattr(launching, "_run", lambda command, folder: commands.append(command) or 0)
     monkeypatch.setattr(launching, "_gpus", lambda: 0)
     monkeypatch.chdir(tmp_path)
 
@@ -192,28 +200,65 @@ def test_all_accelerate_files_that_ship_are_launched_with():
     ],
 )
 def test_the_exit_code_of_a_launch_is_passed_on(program, code):
-    assert launching._run([sys.executable, "-c", program]) == code
+    assert launching._run([sys.executable, "-c", program], Path("run")) == code
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all_processes_which_save_first(tmp_path, number):
+@pytest.fixture
+def running(tmp_path):
+    """Return what starts a launcher as `rlhf-trl train` does, and waits until it trains."""
     program = (
-        "import signal, sys; from rlhf_trl.run.launching import _run; "
+        "import pathlib, signal, sys; from rlhf_trl.run.launching import _run; "
         "signal.signal(signal.SIGINT, signal.default_int_handler); "  # ignored in the background
-        "sys.exit(_run([sys.executable, '-c', sys.argv[1]]))"
+        "sys.exit(_run([sys.executable, '-c', sys.argv[1]], pathlib.Path()))"
     )
-    command = [sys.executable, "-c", program, LAUNCHER]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True)
-    until = time.monotonic() + 60
-    while not (tmp_path / "began").exists():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+
+    def running(launcher):
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, launcher],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        until = time.monotonic() + 60
+        while not (tmp_path / "began").exists():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        return process
+
+    return running
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")]
+)
+def test_a_signal_ends_all_processes_which_save_first(running, number, name):
+    process = running(LAUNCHER)
     os.killpg(process.pid, number)  # as a terminal does
-    assert process.wait(30) == 128 + number
-    assert (tmp_path / "saved").exists()  # it was waited for
+    printed, _ = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    first, *_, before_last, last = printed.splitlines()
+    assert first == f"{name}: the run saves and ends; a second one ends it at once"
+    assert before_last == "RuntimeError: a launcher of several ends so"
+    assert last == (  # what was saved meanwhile is known
+        f"interrupted by {name}; checkpoint-7 is kept; --resume_from_checkpoint auto goes on from "
+        "there"
+    )
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
     assert LAUNCHER.split()[-1] not in left.stdout and "time.sleep(0.4)" not in left.stdout
+
+
+def test_a_second_signal_ends_processes_at_once_that_have_groups_of_their_own(running):
+    launcher = LAUNCHER.replace("program])", "program], start_new_session=True)")
+    process = running(launcher.replace("time.sleep(0.4)", "time.sleep(50)"))
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline().startswith("SIGTERM: the run saves and ends; ")
+    process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate(timeout=20)  # the pipe closes when all have ended
+    assert process.returncode == 143
+    assert printed.splitlines()[-1].startswith("interrupted at once by SIGTERM; no checkpoint was")
 
 
 @pytest.mark.promise
@@ -235,6 +280,8 @@ def test_two_processes_train_a_copied_config_from_another_folder_and_ctrl_c_ends
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(60) == 130
+    last = (tmp_path / "printed").read_text().splitlines()[-1]
+    (kept,) = tmp_path.glob("outputs/grpo/checkpoint-*")
+    assert last.startswith(f"interrupted by Ctrl-C; {kept.relative_to(tmp_path)} is kept; --resume")
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
     assert "mine.yaml" not in left.stdout
-    assert [path.name for path in tmp_path.glob("outputs/grpo/checkpoint-*")]

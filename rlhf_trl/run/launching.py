@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import psutil
 
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.run.config_files import value_at
@@ -20,6 +22,7 @@ from rlhf_trl.run.folders import home
 from rlhf_trl.run.options import read_options
 from rlhf_trl.run.processes import PR_SET_PDEATHSIG
 from rlhf_trl.run.shipped import config_file, hint, names, shipped_file
+from rlhf_trl.run.signals import Signals, say
 from rlhf_trl.run.stages import STAGES
 from rlhf_trl.run.yaml_loader import read_yaml
 
@@ -64,7 +67,7 @@ def train(
     script = str(home() / STAGES[stage].script)
     command = launch_command([script, *options], launch_file, processes)
     print(shlex.join(command), flush=True)
-    return _run(command)
+    return _run(command, Path(str(values.get("output_dir", ""))))
 
 
 def _options_for_launch(values: Mapping[str, Any], accelerate: Path) -> list[str]:
@@ -160,24 +163,42 @@ def _gpus() -> int:
     return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
 
 
-def _run(command: Sequence[str]) -> int:
+def _run(command: Sequence[str], folder: Path) -> int:
     """Run a launch; return its exit code, or that of a signal, once all its processes have ended.
 
-    The first signal has the processes save and end, as a scheduler's does; a second ends them.
+    The first signal has the processes save and end, as a scheduler's does; a second ends them. What
+    is kept then in the run's `folder` is said last, below the traceback of torch's launcher.
     """
     received: list[int] = []
 
     def stop(number: int) -> None:
         received.append(number)
-        signal_group(process.pid, signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
+        if len(received) == 1:
+            _tell(f"{_name(number)}: the run saves and ends; a second one ends it at once")
+            signal_group(process.pid, signal.SIGTERM)
+        else:
+            _kill(process.pid)
 
     process = start(command, env=os.environ)
     with calling_on_stop(stop):
         code = process.wait()
         wait_for_group(process.pid)
     if received:
+        at_once = " at once" * (len(received) > 1)
+        kept = Signals(folder=folder).kept()
+        _tell(f"interrupted{at_once} by {_name(received[0])}; {kept}")
         return 128 + received[0]
     return code if code >= 0 else 128 - code
+
+
+def _name(number: int) -> str:
+    """Return what a user calls a signal."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+def _tell(sentence: str) -> None:
+    """Print a sentence, in a terminal below the progress bar that may be open there."""
+    say("\n" * os.isatty(1) + sentence)
 
 
 def start(
@@ -231,6 +252,19 @@ def signal_group(group: int, number: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def _kill(launcher: int) -> None:
+    """End a launcher, and what it has started, at once: torch's workers have their own groups."""
+    try:
+        started = psutil.Process(launcher).children(recursive=True)
+    except psutil.NoSuchProcess:
+        started = []
+    signal_group(launcher, signal.SIGKILL)
+    for process in started:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(started)
 
 
 def wait_for_group(group: int) -> None:
