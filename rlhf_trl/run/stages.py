@@ -82,6 +82,13 @@ class Stage:
         else:
             run(loaded, self.part("trainer"), **self.options)
 
+    def help(self, everything: bool) -> str:
+        """Return what the script's `--help` says of fields; TRL's only those of its tiny config."""
+        from rlhf_trl.run.help import fields_help
+
+        config_class = (self.config or "").rpartition(".")[2]
+        return fields_help(self.part("fields"), config_class, everything, self.name)
+
     def launch(self) -> None:
         """Do what its script does: `main`, where an `InputError` ends with its sentence."""
         recipe(self.main)
