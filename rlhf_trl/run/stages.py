@@ -276,6 +276,10 @@ def stage_of_config(values: Mapping[str, Any], place: str = "the config") -> Sta
     for stage in STAGES.values():
         if stage.known_by and stage.known_by <= values.keys():
             return stage
+    from rlhf_trl.run.config_faults import of_trl
+
+    if hint := of_trl(values, place):
+        raise InputError(f"{place}: {hint}.")
     raise InputError(
         f"{place} names no algorithm, and has the keys of no recipe ({', '.join(STAGES)}); write "
         "the algorithm, or the dataset that answers come from."
