@@ -171,7 +171,7 @@ def _add_train(commands: _Commands) -> None:
         metavar="all",
         help="behind a RECIPE: its fields, too, and behind --help all, all of TRL's",
     )
-    option("--config", required=True, help="a file, or one that ships, such as tiny/grpo")
+    option("--config", help="a file, or one that ships, such as tiny/grpo")
     option("--accelerate", metavar="FILE", help="or a name, such as zero2 (that of the machine)")
     option("--processes", type=int, help="how many (one for each GPU; on a CPU one)")
 

@@ -126,6 +126,19 @@ def test_a_file_that_a_shipped_config_names_is_named_by_its_whole_path(launched)
     ("words", "sentence"),
     [
         (["gpro", "--config", "tiny/grpo"], "there is no recipe 'gpro' (did you mean 'grpo'?)"),
+        (
+            ["grpo"],
+            "train grpo: --config is missing; name a file, or one that ships, such as tiny/grpo",
+        ),
+        (
+            ["tiny/dpo"],
+            "tiny/dpo is a config; write its recipe before it: train dpo --config tiny/dpo.",
+        ),
+        (["grpo", "--config", "tiny/dpo"], "algorithm: dpo is of the recipe dpo; write train dpo."),
+        (
+            ["sft", "--config", "tiny/sft", "seed=1"],
+            "'seed=1' belongs to no option; write --key val",
+        ),
         (["grpo", "--config", "tiny/grpoo"], "(did you mean 'tiny/grpo'?); `rlhf-trl configs`"),
         (["grpo", "--config", "tiny/grpo", "--processes", "0"], "--processes is 0; write 1"),
         (["dpo", "--config", "tiny/dpo", "--accelerate", "zerro2"], "(did you mean 'zero2'?)"),

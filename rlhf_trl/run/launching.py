@@ -16,14 +16,15 @@ from typing import Any
 
 import psutil
 
+from rlhf_trl.algorithms import ALGORITHMS
 from rlhf_trl.errors import InputError, nearest
-from rlhf_trl.run.config_files import value_at
+from rlhf_trl.run.config_files import read_config, value_at
 from rlhf_trl.run.folders import home
 from rlhf_trl.run.options import read_options
 from rlhf_trl.run.processes import PR_SET_PDEATHSIG
 from rlhf_trl.run.shipped import config_file, hint, names, shipped_file
 from rlhf_trl.run.signals import Signals, say
-from rlhf_trl.run.stages import STAGES
+from rlhf_trl.run.stages import STAGES, stage_of, stage_of_config
 from rlhf_trl.run.yaml_loader import read_yaml
 
 POLL = 0.1  # seconds between two looks at processes
@@ -33,7 +34,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 def train(
     stage: str,
-    config: str,
+    config: str | None,
     words: Sequence[str] = (),
     accelerate: str | None = None,
     processes: int | None = None,
@@ -42,14 +43,12 @@ def train(
 
     Args:
         stage: the name of the recipe.
-        config: the path of a config, or the name of one that ships (`tiny/grpo`).
+        config: the path of a config, or the name of one that ships (`tiny/grpo`); None is refused.
         words: further options of the recipe.
         accelerate: path or name (`zero2`) of accelerate's config; None: that of the machine.
         processes: how many; None: those of accelerate's config, or one for each GPU.
     """
-    if stage not in STAGES:
-        near, known = nearest(stage, STAGES), ", ".join(STAGES)
-        raise InputError(f"there is no recipe {stage!r}{near}; known: {known}.")
+    _check_named(stage, config)
     if processes is not None and processes < 1:
         raise InputError(f"--processes is {processes}; write 1 or more.")
     path = config_file(config)
@@ -57,8 +56,14 @@ def train(
         raise InputError(
             f"--config: {config} is neither a file nor a config that ships{hint(config)}."
         )
+    if words and not words[0].startswith("-"):  # which would be a second word of --config
+        raise InputError(f"{words[0]!r} belongs to no option; write --key value.")
     options = ["--config", str(path), *words]
     values = read_options(options)
+    algorithm = values.get("algorithm")
+    if algorithm in ALGORITHMS and not STAGES[stage].trains(ALGORITHMS[algorithm]):
+        right = stage_of(algorithm).name
+        raise InputError(f"algorithm: {algorithm} is of the recipe {right}; write train {right}.")
     if accelerate is None:
         launch_file, processes = _config_for_machine(values, str(path), processes)
     else:
@@ -68,6 +73,24 @@ def train(
     command = launch_command([script, *options], launch_file, processes)
     print(shlex.join(command), flush=True)
     return _run(command, Path(str(values.get("output_dir", ""))))
+
+
+def _check_named(stage: str, config: str | None) -> None:
+    """Refuse a recipe that there is not, and one without a config, or the other way round."""
+    if stage in STAGES and config is not None:
+        return
+    if stage in STAGES:
+        raise InputError(
+            f"train {stage}: --config is missing; name a file, or one that ships, such as "
+            f"tiny/{stage}; `rlhf-trl configs` lists them."
+        )
+    if config is None and config_file(stage).is_file():
+        right = stage_of_config(read_config(config_file(stage)), stage).name
+        raise InputError(
+            f"{stage} is a config; write its recipe before it: train {right} --config {stage}."
+        )
+    near, known = nearest(stage, STAGES), ", ".join(STAGES)
+    raise InputError(f"there is no recipe {stage!r}{near}; known: {known}.")
 
 
 def _options_for_launch(values: Mapping[str, Any], accelerate: Path) -> list[str]:
