@@ -134,6 +134,7 @@ def test_a_file_that_a_shipped_config_names_is_named_by_its_whole_path(launched)
             ["tiny/dpo"],
             "tiny/dpo is a config; write its recipe before it: train dpo --config tiny/dpo.",
         ),
+        (["distill"], "--config is missing; name a file, or one that ships, such as tiny/opd;"),
         (["grpo", "--config", "tiny/dpo"], "algorithm: dpo is of the recipe dpo; write train dpo."),
         (
             ["sft", "--config", "tiny/sft", "seed=1"],

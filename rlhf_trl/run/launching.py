@@ -61,7 +61,8 @@ def train(
     options = ["--config", str(path), *words]
     values = read_options(options)
     algorithm = values.get("algorithm")
-    if algorithm in ALGORITHMS and not STAGES[stage].trains(ALGORITHMS[algorithm]):
+    row = ALGORITHMS.get(algorithm) if isinstance(algorithm, str) else None
+    if row is not None and not STAGES[stage].trains(row):
         right = stage_of(algorithm).name
         raise InputError(f"algorithm: {algorithm} is of the recipe {right}; write train {right}.")
     if accelerate is None:
@@ -80,9 +81,12 @@ def _check_named(stage: str, config: str | None) -> None:
     if stage in STAGES and config is not None:
         return
     if stage in STAGES:
+        shipped = f"tiny/{stage}"
+        if shipped not in names():
+            shipped = f"tiny/{STAGES[stage].algorithms()[0]}"
         raise InputError(
             f"train {stage}: --config is missing; name a file, or one that ships, such as "
-            f"tiny/{stage}; `rlhf-trl configs` lists them."
+            f"{shipped}; `rlhf-trl configs` lists them."
         )
     if config is None and config_file(stage).is_file():
         right = stage_of_config(read_config(config_file(stage)), stage).name
