@@ -63,11 +63,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         known = ", ".join(commands.names)
         hint = nearest(words[0], commands.names)
         sys.exit(f"error: unknown command {words[0]!r}{hint}; known: {known}")
-    args, args.recipe_options = parser.parse_known_args(words)
-    args.traceback = with_traceback
-    if args.recipe_options and not args.takes_recipe_options:
-        parser.error(f"unknown arguments: {' '.join(args.recipe_options)}")
     try:
+        args, args.recipe_options = parser.parse_known_args(words)
+        args.traceback = with_traceback
+        if args.recipe_options and not args.takes_recipe_options:
+            parser.error(f"unknown arguments: {' '.join(args.recipe_options)}")
         # only `compare` takes two configs, to compare them
         refuse_repeated(words, several=("config",) if args.run is _compare else ())
         args.run(args)
@@ -108,7 +108,13 @@ class _Commands:
         return [*self._commands.choices]
 
     def add(
-        self, name: str, run: Command, help: str, recipe_options: str = "", epilog: str = ""
+        self,
+        name: str,
+        run: Command,
+        help: str,
+        recipe_options: str = "",
+        epilog: str = "",
+        add_help: bool = True,
     ) -> Option:
         """Add a command, and return what adds an option to it.
 
@@ -119,12 +125,31 @@ class _Commands:
             recipe_options: a sentence about all further options, for a command that hands these to
                 a recipe; "" for a command that refuses them.
             epilog: another sentence at the end of the command's help.
+            add_help: whether it has the usual `--help`.
         """
         command = self._commands.add_parser(
-            name, help=help, epilog=recipe_options or epilog, allow_abbrev=False
+            name,
+            help=help,
+            epilog=recipe_options or epilog,
+            allow_abbrev=False,
+            add_help=add_help,
         )
         command.set_defaults(run=run, takes_recipe_options=bool(recipe_options))
         return command.add_argument
+
+
+class _TrainHelp(argparse.Action):
+    """Prints the help of `rlhf-trl train`, and that of the recipe if one is named."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        """End the program with the help; `values` is the word that follows the option."""
+        from rlhf_trl.run.stages import STAGES
+
+        parser.print_help()
+        stage = STAGES.get(namespace.stage or values)
+        if stage:
+            print(stage.help(everything=values == "all"), flush=True)
+        parser.exit()
 
 
 def _add_train(commands: _Commands) -> None:
@@ -135,9 +160,18 @@ def _add_train(commands: _Commands) -> None:
         "launch a recipe, from any folder, and print the command that does it",
         "Every other option goes to the recipe, as in --max_steps 200; `rlhf-trl configs show "
         "CONFIG` lists them with their values.",
+        add_help=False,
     )
     option("stage", metavar="RECIPE", help="such as grpo, dpo, sft, reward")
-    option("--config", required=True, help="a file, or one that ships, such as tiny/grpo")
+    option(
+        "-h",
+        "--help",
+        action=_TrainHelp,
+        nargs="?",
+        metavar="all",
+        help="behind a RECIPE: its fields, too, and behind --help all, all of TRL's",
+    )
+    option("--config", help="a file, or one that ships, such as tiny/grpo")
     option("--accelerate", metavar="FILE", help="or a name, such as zero2 (that of the machine)")
     option("--processes", type=int, help="how many (one for each GPU; on a CPU one)")
 

@@ -478,6 +478,7 @@ def test_a_trainer_that_is_only_assumed_is_said_to_be(text, trainer, said, tmp_p
         ("a: [", None, r"run.yaml"),
         ("beta: 0.1", "nowhere.Trainer", r"nowhere cannot be imported"),
         ("beta: 0.1", "trl.Trainers", r"trl has no Trainers"),
+        ("beta: 0.1", "trl:SFTTrainr", r"trl has no SFTTrainr .did you mean 'SFTTrainer'"),
         ("beta: 0.1", "pathlib.Path", r"not a subclass of a trainer of TRL"),
         ("beta: 0.1", "GRPOTrainr", r"has no module.*GRPOTrainer"),
     ],
@@ -525,6 +526,10 @@ def test_a_config_whose_models_or_data_are_its_own(text, equal, changes, tmp_pat
     assert not changes or found.then.agrees
     with pytest.raises(InputError, match=r"is not compared with grpo \(chapter\)"):
         distances(subject, [("grpo", "chapter")])
+
+
+def test_a_trainer_may_be_named_with_a_colon_before_its_class():
+    assert closest.class_of("trl:SFTTrainer") is closest.class_of("trl.SFTTrainer")
 
 
 def test_a_subclass_of_ours_is_compared_with_our_config():

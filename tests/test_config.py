@@ -519,6 +519,11 @@ def test_mistake_in_the_file(load, tmp_path, name):
 
 BLOCK_MISTAKES = {
     "missing block": ("{}\n", "x.yaml: dataset is missing; write a mapping"),
+    "config of TRL": (
+        "dataset_name: trl-lib/Capybara\n",
+        "x.yaml: dataset is missing, and dataset_name is a key of TRL's own configs; `rlhf-trl "
+        "translate ",
+    ),
     "missing field of a block": ("dataset: {size: 3}\n", "dataset.specs is missing; write a list"),
     "missing field of a list item": (
         "dataset: {specs: [{weight: 2}]}\n",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_trl import cli
 from rlhf_trl.run.config import load_config
 from rlhf_trl.run.help import FieldHelp, _field_lines
 from rlhf_trl.run.stages import STAGES
@@ -45,6 +46,28 @@ def test_the_help_of_a_recipe_fits_on_two_screens_and_imports_no_torch(recipe):
     assert {"dataset.path", "learning_rate", "output_dir"} <= lines_of(done.stdout).keys()
     bare = re.compile(r"  --\S+ +\S.* = (\(required\)|\S+)$")  # without words
     assert not [line for line in told[first + 1 : told.index("", first)] if bare.match(line)]
+
+
+@pytest.mark.parametrize("recipe", ["grpo", "rejection_sampling"])
+@pytest.mark.parametrize("more", [[], ["all"]])
+def test_train_shows_its_options_and_then_those_of_a_recipe(recipe, more, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit) as end:
+        cli.main(["train", "--config", "x", recipe, "--help", *more])
+    assert not end.value.code
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: rlhf-trl train ") and "--processes PROCESSES" in shown
+    monkeypatch.setattr(sys, "argv", [f"recipes/{recipe}.py"])
+    with pytest.raises(SystemExit):
+        STAGES[recipe].load(["--help", *more])
+    fields = capsys.readouterr().out.partition("\n")[2]  # without the usage of the script
+    assert len(fields.splitlines()) > 80 and shown.endswith(fields)
+
+
+def test_train_without_a_recipe_shows_its_own_options_alone(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    assert "this recipe's fields" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("width", [80, 120])

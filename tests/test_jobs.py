@@ -185,11 +185,14 @@ def test_the_launcher_config_can_be_chosen(tmp_path, config, monkeypatch):
     monkeypatch.setattr(jobs, "is_done", lambda job: False)
     do_all([Job(tmp_path / "a", "r", config)])
     chosen = tmp_path / "mine.yaml"
-    chosen.write_text("")
+    chosen.write_text("distributed_type: NO")
     do_all([Job(tmp_path / "a", "r", config)], accelerate=str(chosen))
     assert (configs, environments) == (["cpu.yaml", "mine.yaml"], ["1", None])
     with pytest.raises(InputError, match=r"--accelerate: no.yaml is not a file"):
         do_all([], accelerate="no.yaml")
+    chosen.write_text("distributed_type: multi")
+    with pytest.raises(InputError, match=r"mine.yaml: distributed_type is .multi.; write one of"):
+        do_all([], accelerate=str(chosen))
 
 
 def test_signals_are_those_of_before_afterwards(tmp_path, config, stand_in):

@@ -20,7 +20,7 @@ from rlhf_trl import manifests, output
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import launch, resuming
 from rlhf_trl.run.claiming import claim
-from rlhf_trl.run.config import load_config
+from rlhf_trl.run.config import Loaded, load_config
 from rlhf_trl.run.fields.common import Run
 from rlhf_trl.run.launch import Expect
 from rlhf_trl.run.read_fields import read_fields
@@ -461,6 +461,19 @@ def test_what_a_run_left_after_a_step_is_set_aside_whole(tmp_path, capsys):
     assert f"after step 20 before is now in {tmp_path / 'earlier-10'}" in capsys.readouterr().out
     resuming.set_aside(tmp_path, 20)  # nothing is left to move
     assert not (tmp_path / "earlier-11").exists()
+
+
+def test_each_change_of_the_settings_leaves_a_config_and_so_does_going_back_to_the_first(tmp_path):
+    for step, rate in [(2, 1e-3), (4, 1e-3), (6, 1e-4), (8, 1e-3)]:
+        saved = tmp_path / f"checkpoint-{step}"
+        saved.mkdir()
+        (saved / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
+        args = args_with(1, output_dir=tmp_path, max_steps=9, resume_from_checkpoint=str(saved))
+        resuming.keep_config(Loaded(None, args, None, given={"learning_rate": rate}), tmp_path)
+    rates = {
+        p.stem: yaml.safe_load(p.read_text())["learning_rate"] for p in tmp_path.glob("*.yaml")
+    }
+    assert rates == {"config": 1e-3, "config-from-step-6": 1e-4, "config-from-step-8": 1e-3}
 
 
 FILES = [

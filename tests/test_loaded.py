@@ -48,6 +48,7 @@ NEVER = {
     "run.folders",
     "run.generation_kwargs",
     "run.help",
+    "run.intervals",
     "run.origins",
     "run.processes",
     "run.resuming",

@@ -343,6 +343,7 @@ def test_the_command_plans_for_other_machines(capsys):
         ("--gpus 3 --nodes 2", "3 processes do not spread over 2 nodes"),
         ("--gpus 0", "--gpus is 0; write 1 or more."),
         ("--accelerate nowhere.yaml", "--accelerate nowhere.yaml cannot be read"),
+        ("--accelerate {faulty}", 'faulty.yaml: num_processes is "two"; write 1 or more'),
         ("--model_name_or_path owner/unknown", "config.json is enough for a plan"),
         ("--optim adafactor", "the state of adafactor is not known here"),
         ("--use_peft --load_in_8bit", "load_in_8bit cannot be planned"),
@@ -350,9 +351,11 @@ def test_the_command_plans_for_other_machines(capsys):
         ("--gpus 3 --num_generations 7", "does not divide the generation batch of"),
     ],
 )
-def test_a_plan_that_cannot_be_made_is_one_sentence(words, sentence):
+def test_a_plan_that_cannot_be_made_is_one_sentence(words, sentence, tmp_path):
     config = str(ROOT / "configs" / "tiny" / "grpo.yaml")
-    words = words.format(zero3=ROOT / "configs" / "accelerate" / "zero3.yaml")
+    faulty = tmp_path / "faulty.yaml"
+    faulty.write_text("{distributed_type: MULTI_GPU, num_processes: two}")
+    words = words.format(zero3=ROOT / "configs" / "accelerate" / "zero3.yaml", faulty=faulty)
     with pytest.raises(SystemExit) as end:
         cli.main(["plan", "--config", config, *words.split()])
     error = str(end.value.code)  # which Python prints, with exit code 1

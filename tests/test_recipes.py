@@ -227,6 +227,19 @@ def test_what_may_differ_in_a_resumed_run_is_named(run):
     assert "max_steps: 2 -> 3, which changes the schedule of the learning rate" in out
 
 
+def test_a_resumed_run_logs_evaluates_and_saves_as_often_as_it_is_now_told(run):
+    every = ["--logging_steps", 4, "--eval_steps", 4, "--save_steps", 4]
+    saving = [*SMALL, "--save_strategy", "steps", "--max_steps", 4]
+    folder, _ = run("grpo", "grpo", *saving, *every)
+    every = ["--logging_steps", 2, "--eval_steps", 0.25, "--save_steps", 3]
+    words = [*saving, "--max_steps", 12, "--resume_from_checkpoint", "auto"]
+    run("grpo", "grpo", *words, *every)
+    assert {*output.whole_checkpoints(folder)} == {4, 6, 9, 12}
+    assert {*output.numbered(folder, "evaluations/step-")} == {0, 4, 6, 9, 12}  # a quarter of 12: 3
+    log = json.loads((folder / "log.json").read_text())
+    assert [line["step"] for line in log if "loss" in line] == [1, 4, 6, 8, 10, 12]
+
+
 @pytest.mark.parametrize("key", ["ignore_data_skip", "enable_jit_checkpoint"])
 def test_what_could_not_be_resumed_exactly_is_refused(refused, key):
     assert f"{key}: a run resumed with it" in refused("grpo", "grpo", *SMALL, f"--{key}", "true")

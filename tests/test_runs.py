@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from run_folders import SEVEN, content, write_run, write_seven
 
 from rlhf_trl.cli import main
@@ -123,6 +124,34 @@ def test_two_runs_are_compared_by_config_and_curve(runs):
     compared = json.loads(runs("--compare", "outputs/a", "outputs/b", "--json"))
     assert compared["fields"]["algorithm"] == ["grpo", "ppo"]
     assert compared["points"][1] == [10, 0.5, None]
+
+
+def test_resumed_runs_are_compared_by_what_they_ended_with(runs):
+    first, second = (write_run(f"outputs/{name}") for name in "ab")
+    given = yaml.safe_load((first / "config.yaml").read_text())
+    given["dataset"]["eval_size"] = 4
+    later = {**given, "resume_from_checkpoint": "auto", "learning_rate": 0.001}
+    (first / "config-from-step-10.yaml").write_text(yaml.safe_dump(later))
+    (first / "config-from-step-5.yaml").write_text(yaml.safe_dump(given))
+    moved = {**yaml.safe_load((second / "config.yaml").read_text()), "output_dir": "elsewhere"}
+    (second / "config-from-step-10.yaml").write_text(yaml.safe_dump(moved))
+    shown = runs("--compare", "outputs/a", "outputs/b").partition("\n\neval_exact_match")[0]
+    assert shown.splitlines() == [
+        "outputs/a and outputs/b differ in 2 fields",
+        "",
+        "field              first  second",
+        "dataset.eval_size  4      unset",
+        "learning_rate      0.001  unset",
+        "",
+        "outputs/a was resumed after step 5 with dataset.eval_size: unset -> 4",
+        "",
+        "outputs/a was resumed after step 10 with learning_rate: unset -> 0.001",
+    ]
+    compared = json.loads(runs("--compare", "outputs/a", "outputs/b", "--json"))
+    assert compared["changes"] == [
+        {"5": {"dataset.eval_size": ["unset", 4]}, "10": {"learning_rate": ["unset", 0.001]}},
+        {},
+    ]
 
 
 def test_curves_of_training_are_compared_where_nothing_was_evaluated(runs):

@@ -79,3 +79,8 @@ def test_the_registry_is_imported_without_torch():
     code = "import sys, rlhf_trl.run.stages; print(sorted({'torch', 'trl'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_config_of_trl_is_known_by_its_data():
+    with pytest.raises(InputError, match=r"^mine\.yaml: dataset_name .* `rlhf-trl translate mine"):
+        stage_of_config({"dataset_name": "trl-lib/Capybara", "max_length": 64}, "mine.yaml")

@@ -12,22 +12,31 @@ import pytest
 
 from rlhf_trl.cli import main
 from rlhf_trl.run import launching
+from rlhf_trl.run.accelerate_files import check_accelerate_file
 
 ROOT = Path(__file__).parent.parent
-# A launcher of one process: its child, of the same group, goes on a little after a SIGTERM.
+# A launcher of one process: its child, of the same group, saves for a little after a SIGTERM.
 LAUNCHER = """
-import subprocess, sys
+import signal, subprocess, sys
 program = '''
-import signal, sys, time
+import os, signal, sys, time
 def end(number, frame):
     time.sleep(0.4)
-    open("saved", "w").close()
+    open("checkpoint-7/manifest.json", "w").close()
     sys.exit(143)
 signal.signal(signal.SIGTERM, end)
+os.mkdir("checkpoint-7")
 open("began", "w").close()
 time.sleep(60)
 '''
-subprocess.run([sys.executable, "-c", program])
+def end(number, frame):
+    raise RuntimeError("a launcher of several ends so")
+worker = subprocess.Popen([sys.executable, "-c", program])
+signal.signal(signal.SIGTERM, end)
+try:
+    worker.wait()
+finally:
+    worker.wait()
 """
 
 
@@ -35,7 +44,7 @@ subprocess.run([sys.executable, "-c", program])
 def launched(monkeypatch, tmp_path, capsys):
     """In an empty folder, return the command that `rlhf-trl train` starts, without starting it."""
     commands = []
-    monkeypatch.setattr(launching, "_run", lambda command: commands.append(command) or 0)
+    monkeypatch.setattr(launching, "_run", lambda command, folder: commands.append(command) or 0)
     monkeypatch.setattr(launching, "_gpus", lambda: 0)
     monkeypatch.chdir(tmp_path)
 
@@ -117,6 +126,20 @@ def test_a_file_that_a_shipped_config_names_is_named_by_its_whole_path(launched)
     ("words", "sentence"),
     [
         (["gpro", "--config", "tiny/grpo"], "there is no recipe 'gpro' (did you mean 'grpo'?)"),
+        (
+            ["grpo"],
+            "train grpo: --config is missing; name a file, or one that ships, such as tiny/grpo",
+        ),
+        (
+            ["tiny/dpo"],
+            "tiny/dpo is a config; write its recipe before it: train dpo --config tiny/dpo.",
+        ),
+        (["distill"], "--config is missing; name a file, or one that ships, such as tiny/opd;"),
+        (["grpo", "--config", "tiny/dpo"], "algorithm: dpo is of the recipe dpo; write train dpo."),
+        (
+            ["sft", "--config", "tiny/sft", "seed=1"],
+            "'seed=1' belongs to no option; write --key val",
+        ),
         (["grpo", "--config", "tiny/grpoo"], "(did you mean 'tiny/grpo'?); `rlhf-trl configs`"),
         (["grpo", "--config", "tiny/grpo", "--processes", "0"], "--processes is 0; write 1"),
         (["dpo", "--config", "tiny/dpo", "--accelerate", "zerro2"], "(did you mean 'zero2'?)"),
@@ -135,6 +158,54 @@ def test_what_cannot_be_launched_is_told_in_a_sentence(launched, words, sentence
 
 
 @pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("num_processes: two", 'num_processes is "two"; write 1 or more.'),
+        ("num_processes: '2'", 'num_processes is "2"; write 1 or more.'),
+        ("num_processes: 0", "num_processes is 0; write 1 or more."),
+        (
+            "num_process: 2",
+            "num_process is not a key of accelerate's (did you mean 'num_processes'",
+        ),
+        ("distributed_type: multi-gpu", "MULTI_NEURON (did you mean 'MULTI_GPU'?)."),
+        ("distributed_type: null", "distributed_type is null; write one of NO, MULTI_CPU, "),
+        ("mixed_precision: bf61", "write one of no, fp8, fp16, bf16 (did you mean 'bf16'?)."),
+        ("mixed_precision: no", 'mixed_precision is false; write "no", with the quotes.'),
+        ("gpu_ids: 0", 'gpu_ids is 0; write "0", with the quotes.'),
+        ("use_cpu: cpu", 'use_cpu is "cpu"; write true or false.'),
+        ("compute_environment: CLOUD", "write one of LOCAL_MACHINE, AMAZON_SAGEMAKER"),
+        ("a: b: c", ", line 2: mapping values are not allowed here."),
+    ],
+)
+def test_an_accelerate_file_that_would_end_in_a_traceback_is_refused(launched, text, sentence):
+    usual = "" if text.startswith("distributed_type") else "distributed_type: MULTI_GPU"
+    Path("mine.yaml").write_text(f"{usual}\n{text}\n")
+    with pytest.raises(SystemExit) as stop:
+        launched("dpo", "--config", "tiny/dpo", "--accelerate", "mine.yaml")
+    assert str(stop.value).startswith("error: mine.yaml") and sentence in str(stop.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{distributed_type: NO, num_processes: many}",  # --processes stands in its place
+        "{distributed_type: MULTI_GPU, mixed_precision: BF16, gpu_ids: null, num_processes: 2}",
+        "{distributed_type: DEEPSPEED, mixed_precision: null, main_process_port: '0'}",
+        "{compute_environment: AMAZON_SAGEMAKER, ec2_instance_type: ml.p3.2xlarge}",
+    ],
+)
+def test_an_accelerate_file_that_accelerate_reads_is_launched_with(launched, text):
+    Path("mine.yaml").write_text(text)
+    words = ["--config", "tiny/dpo", "--accelerate", "mine.yaml", "--processes", "2"]
+    assert parts(launched("dpo", *words))[:2] == (Path("mine.yaml"), 2)
+
+
+def test_all_accelerate_files_that_ship_are_launched_with():
+    for path in (ROOT / "configs/accelerate").glob("*.yaml"):
+        check_accelerate_file(path)
+
+
+@pytest.mark.parametrize(
     ("program", "code"),
     [
         ("pass", 0),
@@ -143,28 +214,65 @@ def test_what_cannot_be_launched_is_told_in_a_sentence(launched, words, sentence
     ],
 )
 def test_the_exit_code_of_a_launch_is_passed_on(program, code):
-    assert launching._run([sys.executable, "-c", program]) == code
+    assert launching._run([sys.executable, "-c", program], Path("run")) == code
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all_processes_which_save_first(tmp_path, number):
+@pytest.fixture
+def running(tmp_path):
+    """Return what starts a launcher as `rlhf-trl train` does, and waits until it trains."""
     program = (
-        "import signal, sys; from rlhf_trl.run.launching import _run; "
+        "import pathlib, signal, sys; from rlhf_trl.run.launching import _run; "
         "signal.signal(signal.SIGINT, signal.default_int_handler); "  # ignored in the background
-        "sys.exit(_run([sys.executable, '-c', sys.argv[1]]))"
+        "sys.exit(_run([sys.executable, '-c', sys.argv[1]], pathlib.Path()))"
     )
-    command = [sys.executable, "-c", program, LAUNCHER]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True)
-    until = time.monotonic() + 60
-    while not (tmp_path / "began").exists():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+
+    def running(launcher):
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, launcher],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        until = time.monotonic() + 60
+        while not (tmp_path / "began").exists():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        return process
+
+    return running
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")]
+)
+def test_a_signal_ends_all_processes_which_save_first(running, number, name):
+    process = running(LAUNCHER)
     os.killpg(process.pid, number)  # as a terminal does
-    assert process.wait(30) == 128 + number
-    assert (tmp_path / "saved").exists()  # it was waited for
+    printed, _ = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    first, *_, before_last, last = printed.splitlines()
+    assert first == f"{name}: the run saves and ends; a second one ends it at once"
+    assert before_last == "RuntimeError: a launcher of several ends so"
+    assert last == (  # what was saved meanwhile is known
+        f"interrupted by {name}; checkpoint-7 is kept; --resume_from_checkpoint auto goes on from "
+        "there"
+    )
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
     assert LAUNCHER.split()[-1] not in left.stdout and "time.sleep(0.4)" not in left.stdout
+
+
+def test_a_second_signal_ends_processes_at_once_that_have_groups_of_their_own(running):
+    launcher = LAUNCHER.replace("program])", "program], start_new_session=True)")
+    process = running(launcher.replace("time.sleep(0.4)", "time.sleep(50)"))
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline().startswith("SIGTERM: the run saves and ends; ")
+    process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate(timeout=20)  # the pipe closes when all have ended
+    assert process.returncode == 143
+    assert printed.splitlines()[-1].startswith("interrupted at once by SIGTERM; no checkpoint was")
 
 
 @pytest.mark.promise
@@ -186,6 +294,8 @@ def test_two_processes_train_a_copied_config_from_another_folder_and_ctrl_c_ends
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(60) == 130
+    last = (tmp_path / "printed").read_text().splitlines()[-1]
+    (kept,) = tmp_path.glob("outputs/grpo/checkpoint-*")
+    assert last.startswith(f"interrupted by Ctrl-C; {kept.relative_to(tmp_path)} is kept; --resume")
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
     assert "mine.yaml" not in left.stdout
-    assert [path.name for path in tmp_path.glob("outputs/grpo/checkpoint-*")]

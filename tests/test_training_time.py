@@ -45,7 +45,7 @@ def arguments(**changed):
 class Run:
     """A training whose parts take the seconds that a test says."""
 
-    def __init__(self, clock, args, steps, generates=True, evaluates=True):
+    def __init__(self, clock, args, steps, generates=True, evaluates=True, skips=False, rounds=0):
         self.clock, self.args = clock, args
         self.state = SimpleNamespace(
             global_step=0,
@@ -57,7 +57,7 @@ class Run:
             is_world_process_zero=True,
             stateful_callbacks={},
         )
-        self.trainer = SimpleNamespace(args=args)
+        self.trainer = SimpleNamespace(args=args, skips=skips, _rounds=rounds)
         if generates:
             self.trainer._generate = lambda seconds: self.pass_time(seconds)
             self.trainer._calculate_rewards = lambda seconds: self.pass_time(seconds)
@@ -110,6 +110,27 @@ def test_a_run_says_after_ten_steps_and_after_a_tenth_when_it_will_be_done(clock
     for _ in range(80):
         run.step(2, generation=1, scoring=1)
     assert capsys.readouterr().out == ""
+
+
+def test_where_groups_without_contrast_are_skipped_it_says_a_range(clock, capsys):
+    run = Run(clock, arguments(), steps=200, skips=True)
+    run.evaluate(8)
+    for _ in range(10):
+        run.step(3, generation=1, scoring=1)
+    line = capsys.readouterr().out
+    # 190 steps of 5 s, or of 2 s without any update, and eight evaluations
+    least, most = 190 * 2 + 8 * 8, 190 * 5 + 8 * 8
+    assert f": about {readable(least)} to {readable(most)} left, until " in line
+    assert f"until <{clock.now + least:g}> to <{clock.now + most:g}> (" in line
+    assert "update 60 %; the update is shorter the fewer groups have contrast; " in line
+
+
+def test_where_groups_are_sampled_anew_it_may_take_longer(clock, capsys):
+    run = Run(clock, arguments(), steps=20, skips=True, rounds=2)
+    for _ in range(2):
+        run.step(3, generation=1, scoring=1)
+    line = capsys.readouterr().out
+    assert "about 1 min 30 s left" in line and "; longer where more groups are sampled anew" in line
 
 
 def test_evaluations_count_from_the_first_one_on(clock, capsys):

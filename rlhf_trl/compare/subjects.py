@@ -379,7 +379,11 @@ def _own_subject(
 
 
 def class_of(dotted: str) -> type:
-    """Import a trainer class by its dotted name; TRL's own need no module."""
+    """Import a trainer class by its name, as `module.Class` or `module:Class`.
+
+    TRL's own need no module.
+    """
+    dotted = dotted.replace(":", ".")
     if dotted in STOCK:
         return trainer_classes(dotted)[0]
     module, _, name = dotted.rpartition(".")
@@ -389,7 +393,8 @@ def class_of(dotted: str) -> type:
     try:
         trainer = getattr(import_module(module), name)
     except AttributeError as error:
-        raise InputError(f"--trainer: {module} has no {name}") from error
+        hint = nearest(name, dir(import_module(module)))
+        raise InputError(f"--trainer: {module} has no {name}{hint}") from error
     except Exception as error:  # whatever the user's module raises
         why = " ".join(str(error).split())
         raise InputError(f"--trainer: {module} cannot be imported: {why}") from error

@@ -1,9 +1,25 @@
-"""The progress bar of a run, with its newest reward."""
+"""The progress bar of a run, with its newest reward; no other one stays on the screen."""
 
+from datasets import arrow_dataset, disable_progress_bars
+from datasets.utils import tqdm as bar_of_data
+from tqdm.auto import tqdm
 from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import has_length
 
 from rlhf_trl.evaluation.measured import SCORES_OF_ANSWERS
+
+
+def bars_of_data(shown: bool) -> None:
+    """Let the bars of `datasets` vanish from the screen when they are done, or show none."""
+    if shown:
+        arrow_dataset.hf_tqdm = _VanishingBar
+    else:
+        disable_progress_bars()
+
+
+class _VanishingBar(bar_of_data):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **{"leave": False} | kwargs)
 
 
 class RewardProgress(ProgressCallback):
@@ -19,9 +35,14 @@ class RewardProgress(ProgressCallback):
 
     def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
         """Show how many batches of an evaluation are done."""
-        if self.training_bar is None:
-            super().on_prediction_step(args, state, control, eval_dataloader, **kwargs)
-        elif has_length(eval_dataloader):
+        if not state.is_world_process_zero or not has_length(eval_dataloader):
+            return
+        if self.training_bar is None:  # it is the evaluation after training
+            if self.prediction_bar is None:
+                how = {"dynamic_ncols": True, "leave": False}
+                self.prediction_bar = tqdm(total=len(eval_dataloader), desc="evaluating", **how)
+            self.prediction_bar.update()
+        else:
             self._evaluated += 1
             done = f"evaluating, {self._evaluated} of {len(eval_dataloader)}"
             self.training_bar.set_postfix_str(done)

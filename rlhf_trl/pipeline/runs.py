@@ -3,6 +3,7 @@
 import json
 import sys
 from datetime import datetime
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from rlhf_trl.evaluation.measured import HEADLINES, read_evaluations
 from rlhf_trl.output import numbered
 from rlhf_trl.pipeline.lineage import Run, is_run, leftovers, runs_in
 from rlhf_trl.pipeline.sizes import readable, size_of
+from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.config_types import show
 from rlhf_trl.run.differences import differences
 from rlhf_trl.run.durations import readable as readable_duration
 from rlhf_trl.run.durations import shares
+from rlhf_trl.run.folders import configs_of
+from rlhf_trl.run.resuming import RESUMING
 
 SHOWN = 40  # steps of two curves that are printed, at most
 TRAINING = ("reward", "loss")  # what curves show of training where nothing was evaluated
@@ -91,17 +95,18 @@ def table(content: dict[str, Any]) -> str:
 
 
 def compare(first: Path, second: Path) -> dict[str, Any]:
-    """Return the fields that differ between two runs' configs, and a curve of both.
+    """Return the fields that differ between two runs as they ended, and a curve of both.
 
-    The curve is of the first metric that both have measured in evaluation, else in training; its
+    `changes` are those that a resume changed, of each run and by the step that it went on from. The
+    curve is of the first metric that both have measured in evaluation, else in training; its
     `points` are step and both values, null where one was not measured.
     """
     for folder in (first, second):
         if not is_run(folder):
             raise InputError(f"--compare: {folder} is not the folder of a run; name two runs.")
     runs = [Run(first), Run(second)]
-    changed = differences(runs[0].config, runs[1].config)
-    changed.pop("output_dir", None)  # which says nothing that the folders do not
+    settings = [_settings(run) for run in runs]
+    changed = differences(*[[*by_step.values()][-1] for by_step in settings])
     curves = [curves_of(run) for run in runs]
     keys = [f"eval_{key}" for key in HEADLINES] + list(TRAINING)
     key = next((key for key in keys if key in curves[0] and key in curves[1]), None)
@@ -110,9 +115,34 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
     return {
         "runs": [str(first), str(second)],
         "fields": changed,
+        "changes": [_changes(by_step) for by_step in settings],
         "metric": key,
         "points": points,
     }
+
+
+def _settings(run: Run) -> dict[int, dict[str, Any]]:
+    """Return what a run was configured with, by the step after which it followed that.
+
+    Fields that say nothing about the training are left out.
+    """
+    settings = {}
+    for step, path in configs_of(run.folder).items():
+        config = read_config(path)
+        settings[step] = {
+            key: value for key, value in config.items() if key not in ("output_dir", *RESUMING)
+        }
+    return settings
+
+
+def _changes(settings: dict[int, dict[str, Any]]) -> dict[int, dict[str, tuple[Any, Any]]]:
+    """Return the fields that changed after a step, with both values, by step."""
+    changes = {}
+    for before, step in pairwise(settings):
+        changed = differences(settings[before], settings[step])
+        if changed:
+            changes[step] = changed
+    return changes
 
 
 def comparison(compared: dict[str, Any]) -> str:
@@ -126,6 +156,8 @@ def comparison(compared: dict[str, Any]) -> str:
             for key, (old, new) in compared["fields"].items()
         ]
         parts.append(tables.side_by_side(fields))
+    for name, changes in zip(compared["runs"], compared["changes"], strict=True):
+        parts += [_resumed(name, step, changed) for step, changed in changes.items()]
     points = compared["points"]
     if not points:
         return "\n\n".join([*parts, "no metric was measured in both"])
@@ -136,6 +168,13 @@ def comparison(compared: dict[str, Any]) -> str:
         cells = ["-" if value is None else f"{value:.4g}" for value in values]
         lines.append({"step": str(step), "first": cells[0], "second": cells[1]})
     return "\n\n".join([*parts, f"{compared['metric']} by step", tables.text(lines)])
+
+
+def _resumed(name: str, step: int, changed: dict[str, tuple[Any, Any]]) -> str:
+    """Say with which settings a run went on after a step."""
+    texts = [f"{key}: {_shown(old)} -> {_shown(new)}" for key, (old, new) in changed.items()]
+    sentence = f"{name} was resumed after step {step} with {'; '.join(texts)}"
+    return "\n".join(tables.wrapped(sentence))
 
 
 def _shown(value: Any) -> str:

@@ -88,9 +88,9 @@ def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any
     room = context - args.max_completion_length - added  # tokens of a prompt without `added` ones
     template = getattr(args, "chat_template_kwargs", None)
     longest, longest_text = 0, ""  # tokens of the longest prompt without `added` ones, and its text
-    hide_bar = len(rows) < 50_000
     batch_count = -(-len(rows) // 1000)  # of `_batches`: rounded up
-    for batch in tqdm(_batches(rows), "lengths of prompts", batch_count, disable=hide_bar):
+    bar = {"total": batch_count, "leave": False, "disable": len(rows) < 50_000}
+    for batch in tqdm(_batches(rows), "lengths of prompts", **bar):
         texts = prompt_texts(tokenizer, batch, template)
         # a token has at least one byte: a text of at most `room` bytes fits and is not tokenized
         texts = [text for text in texts if len(text.encode()) > room]

@@ -36,7 +36,8 @@ def check_template_reads(data: Examples, tokenizer: Any, args: Any, config: Any)
         if not rows or not may_hold_tools(rows):
             continue
         counts: Counter[str] = Counter()  # rows, by what of them is left out
-        for row in tqdm(rows, "tools in the chat template", disable=len(rows) < 50_000):
+        bar = {"leave": False, "disable": len(rows) < 50_000}
+        for row in tqdm(rows, "tools in the chat template", **bar):
             counts.update(_left_out(row, tokenizer, args, turns))
         if empty := counts.pop(EMPTY_ANSWER, 0):
             place = "chat_template.jinja in the model's folder"

@@ -31,7 +31,6 @@ from rlhf_trl.run.config_types import (
     RENAMED,
     Known,
     choices_of,
-    describe,
     fields_of,
     fits,
     imported,
@@ -254,7 +253,9 @@ class CheckedConfig(Written):
         self.refuse_unknown(values, known, path)
         for name, (kind, field) in known.items():
             if field.default is MISSING and field.default_factory is MISSING and name not in values:
-                self.fail((*path, name), f"is missing; write {describe(kind)}")
+                from rlhf_trl.run.config_faults import missing
+
+                self.fail((*path, name), missing(kind, self))
         checked = {}
         # fields with choices (such as `algorithm`) first: they decide what other fields may be
         for key in sorted(values, key=lambda key: "choices" not in known[key][1].metadata):

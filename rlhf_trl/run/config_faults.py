@@ -7,9 +7,28 @@ from typing import Any
 from rlhf_trl.errors import InputError, key_named_in
 from rlhf_trl.run import launch
 from rlhf_trl.run.config_files import Key, Written
-from rlhf_trl.run.config_types import Known, fields_of
+from rlhf_trl.run.config_types import Known, describe, fields_of
 
+# What a config of `trl sft` and its like names the data with.
+OF_TRL = ("dataset_name", "datasets", "dataset_config", "dataset_train_split", "dataset_test_split")
 Choices = dict[Key, list[Any]]  # keys that decide what a block is, with the values that they need
+
+
+def of_trl(values: Mapping[str, Any], file: str) -> str | None:
+    """Return what an error says of a config of TRL's own commands; None: it is none of these."""
+    keys = [key for key in OF_TRL if key in values]
+    if not keys:
+        return None
+    return (
+        f"{keys[0]} is a key of TRL's own configs; `rlhf-trl translate {file}` writes one for a "
+        "recipe here"
+    )
+
+
+def missing(kind: Any, config: Written) -> str:
+    """Return what is wrong where a config lacks a field of this type."""
+    hint = of_trl(config.values, config.file)
+    return f"is missing, and {hint}" if hint else f"is missing; write {describe(kind)}"
 
 
 def settle_key_of_other_kind(

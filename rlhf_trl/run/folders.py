@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import ADAPTER
+from rlhf_trl.output import numbered
 
 
 def home() -> Path:
@@ -30,6 +31,17 @@ def model_folder(field: str, name: str) -> str:
     config = Path("configs", "tiny", f"{run.name}.yaml")
     how = f" ({config})" if (home() / config).is_file() else ""
     raise InputError(f"{field}: there is no folder {name}; train it first{how}, or name another.")
+
+
+def configs_of(run: Path) -> dict[int, Path]:
+    """Return the configs of a run's folder by the step after which it followed each, 0 first."""
+    later = numbered(run, "config-from-step-")
+    return {0: run / "config.yaml", **dict(sorted(later.items()))}
+
+
+def last_config(run: Path) -> Path:
+    """Return the config that a run followed in the end."""
+    return [*configs_of(run).values()][-1]
 
 
 def _may_be_on_the_hub(name: str) -> bool:

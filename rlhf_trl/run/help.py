@@ -54,7 +54,13 @@ Helps = dict[str, FieldHelp]  # by the name of the field
 
 
 def recipe_help(own: type, config_class: str, everything: bool) -> str:
-    """Return the help of a recipe: its own fields, those of its trainer, and fields of TRL.
+    """Return the help of the recipe whose script runs: its usage, and its fields."""
+    lines = fields_help(own, config_class, everything, Path(sys.argv[0]).stem)
+    return f"{USAGE}\n{lines}"
+
+
+def fields_help(own: type, config_class: str, everything: bool, recipe: str) -> str:
+    """Return the help of a recipe's fields: its own, those of its trainer, and fields of TRL.
 
     Of TRL's fields, those are shown that the recipe's tiny config sets, or all.
 
@@ -62,6 +68,7 @@ def recipe_help(own: type, config_class: str, everything: bool) -> str:
         own: the dataclass of the recipe's own fields.
         config_class: the name of TRL's config class or of ours; "" where nothing is trained.
         everything: whether to show the fields of TRL that the recipe's tiny config leaves alone.
+        recipe: its name.
     """
     recipe_fields = _recipe_fields(own)
     config_fields: Helps = {}
@@ -69,10 +76,9 @@ def recipe_help(own: type, config_class: str, everything: bool) -> str:
         config_fields = _config_fields("ModelConfig") | _config_fields(config_class)
     trainer_fields = _trainer_fields(own, config_fields, everything)
 
+    name = recipe  # of its tiny config
     if "algorithm" in recipe_fields:
         name = recipe_fields["algorithm"].default
-    else:  # a recipe without rows, whose tiny config has the name of its script
-        name = Path(sys.argv[0]).stem
     tiny_config = home() / "configs" / "tiny" / f"{name}.yaml"
     # fields of the trainer have a section of their own, and of two names the old one is not shown
     shown = [key for key in config_fields if key not in {*trainer_fields, *RENAMED}]
@@ -88,7 +94,7 @@ def recipe_help(own: type, config_class: str, everything: bool) -> str:
         ),
         heading: {key: config_fields[key] for key in shown},
     }
-    return "\n".join([USAGE, *_section_lines(sections)])
+    return "\n".join(_section_lines(sections))
 
 
 def _section_lines(sections: Mapping[str, Helps]) -> list[str]:

@@ -128,6 +128,10 @@ def do_all(jobs: Sequence[Job], side_by_side: int = 1, accelerate: str | None = 
         raise InputError(f"--jobs is {side_by_side}; write 1 or more.")
     if accelerate is not None and not Path(accelerate).is_file():
         raise InputError(f"--accelerate: {accelerate} is not a file; name one as in configs/.")
+    if accelerate is not None:
+        from rlhf_trl.run.accelerate_files import check_accelerate_file
+
+        check_accelerate_file(Path(accelerate))
     waiting = [job for job in jobs if not is_done(job)]
     state = _Jobs(waiting, total=len(jobs), done=len(jobs) - len(waiting))
 

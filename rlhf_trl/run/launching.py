@@ -9,18 +9,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
+
+from rlhf_trl.algorithms import ALGORITHMS
 from rlhf_trl.errors import InputError, nearest
-from rlhf_trl.run.config_files import value_at
+from rlhf_trl.run.config_files import read_config, value_at
 from rlhf_trl.run.folders import home
 from rlhf_trl.run.options import read_options
 from rlhf_trl.run.processes import PR_SET_PDEATHSIG
 from rlhf_trl.run.shipped import config_file, hint, names, shipped_file
-from rlhf_trl.run.stages import STAGES
+from rlhf_trl.run.signals import Signals, say
+from rlhf_trl.run.stages import STAGES, stage_of, stage_of_config
 from rlhf_trl.run.yaml_loader import read_yaml
 
 POLL = 0.1  # seconds between two looks at processes
@@ -30,7 +34,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 def train(
     stage: str,
-    config: str,
+    config: str | None,
     words: Sequence[str] = (),
     accelerate: str | None = None,
     processes: int | None = None,
@@ -39,14 +43,12 @@ def train(
 
     Args:
         stage: the name of the recipe.
-        config: the path of a config, or the name of one that ships (`tiny/grpo`).
+        config: the path of a config, or the name of one that ships (`tiny/grpo`); None is refused.
         words: further options of the recipe.
         accelerate: path or name (`zero2`) of accelerate's config; None: that of the machine.
         processes: how many; None: those of accelerate's config, or one for each GPU.
     """
-    if stage not in STAGES:
-        near, known = nearest(stage, STAGES), ", ".join(STAGES)
-        raise InputError(f"there is no recipe {stage!r}{near}; known: {known}.")
+    _check_named(stage, config)
     if processes is not None and processes < 1:
         raise InputError(f"--processes is {processes}; write 1 or more.")
     path = config_file(config)
@@ -54,17 +56,45 @@ def train(
         raise InputError(
             f"--config: {config} is neither a file nor a config that ships{hint(config)}."
         )
+    if words and not words[0].startswith("-"):  # which would be a second word of --config
+        raise InputError(f"{words[0]!r} belongs to no option; write --key value.")
     options = ["--config", str(path), *words]
     values = read_options(options)
+    algorithm = values.get("algorithm")
+    row = ALGORITHMS.get(algorithm) if isinstance(algorithm, str) else None
+    if row is not None and not STAGES[stage].trains(row):
+        right = stage_of(algorithm).name
+        raise InputError(f"algorithm: {algorithm} is of the recipe {right}; write train {right}.")
     if accelerate is None:
         launch_file, processes = _config_for_machine(values, str(path), processes)
     else:
-        launch_file = _named_config(accelerate)
+        launch_file = _named_config(accelerate, processes)
     options += _options_for_launch(values, launch_file)
     script = str(home() / STAGES[stage].script)
     command = launch_command([script, *options], launch_file, processes)
     print(shlex.join(command), flush=True)
-    return _run(command)
+    return _run(command, Path(str(values.get("output_dir", ""))))
+
+
+def _check_named(stage: str, config: str | None) -> None:
+    """Refuse a recipe that there is not, and one without a config, or the other way round."""
+    if stage in STAGES and config is not None:
+        return
+    if stage in STAGES:
+        shipped = f"tiny/{stage}"
+        if shipped not in names():
+            shipped = f"tiny/{STAGES[stage].algorithms()[0]}"
+        raise InputError(
+            f"train {stage}: --config is missing; name a file, or one that ships, such as "
+            f"{shipped}; `rlhf-trl configs` lists them."
+        )
+    if config is None and config_file(stage).is_file():
+        right = stage_of_config(read_config(config_file(stage)), stage).name
+        raise InputError(
+            f"{stage} is a config; write its recipe before it: train {right} --config {stage}."
+        )
+    near, known = nearest(stage, STAGES), ", ".join(STAGES)
+    raise InputError(f"there is no recipe {stage!r}{near}; known: {known}.")
 
 
 def _options_for_launch(values: Mapping[str, Any], accelerate: Path) -> list[str]:
@@ -99,8 +129,13 @@ def accelerate_file(name: str) -> Path:
     return home() / "configs" / "accelerate" / f"{name}.yaml"
 
 
-def _named_config(accelerate: str) -> Path:
-    """Return a config of accelerate by path or by the name of a shipped one."""
+def _named_config(accelerate: str, processes: int | None) -> Path:
+    """Return a config of accelerate by path or by the name of a shipped one; refuse a faulty one.
+
+    `processes` are those asked for beside it.
+    """
+    from rlhf_trl.run.accelerate_files import check_accelerate_file
+
     path = config_file(accelerate)
     if not path.is_file():
         path = config_file(f"accelerate/{accelerate}")
@@ -110,6 +145,7 @@ def _named_config(accelerate: str) -> Path:
             f"--accelerate: {accelerate} is neither a file nor a config that ships"
             f"{nearest(accelerate, known)}; known: {', '.join(known)}."
         )
+    check_accelerate_file(path, processes)
     details = value_at(read_yaml(path), ("deepspeed_config", "deepspeed_config_file"))
     if details is not None and not Path(details).is_file():
         raise InputError(
@@ -154,24 +190,42 @@ def _gpus() -> int:
     return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
 
 
-def _run(command: Sequence[str]) -> int:
+def _run(command: Sequence[str], folder: Path) -> int:
     """Run a launch; return its exit code, or that of a signal, once all its processes have ended.
 
-    The first signal has the processes save and end, as a scheduler's does; a second ends them.
+    The first signal has the processes save and end, as a scheduler's does; a second ends them. What
+    is kept then in the run's `folder` is said last, below the traceback of torch's launcher.
     """
     received: list[int] = []
 
     def stop(number: int) -> None:
         received.append(number)
-        signal_group(process.pid, signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
+        if len(received) == 1:
+            _tell(f"{_name(number)}: the run saves and ends; a second one ends it at once")
+            signal_group(process.pid, signal.SIGTERM)
+        else:
+            _kill(process.pid)
 
     process = start(command, env=os.environ)
     with calling_on_stop(stop):
         code = process.wait()
         wait_for_group(process.pid)
     if received:
+        at_once = " at once" * (len(received) > 1)
+        kept = Signals(folder=folder).kept()
+        _tell(f"interrupted{at_once} by {_name(received[0])}; {kept}")
         return 128 + received[0]
     return code if code >= 0 else 128 - code
+
+
+def _name(number: int) -> str:
+    """Return what a user calls a signal."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+def _tell(sentence: str) -> None:
+    """Print a sentence, in a terminal below the progress bar that may be open there."""
+    say("\n" * os.isatty(1) + sentence)
 
 
 def start(
@@ -225,6 +279,19 @@ def signal_group(group: int, number: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def _kill(launcher: int) -> None:
+    """End a launcher, and what it has started, at once: torch's workers have their own groups."""
+    try:
+        started = psutil.Process(launcher).children(recursive=True)
+    except psutil.NoSuchProcess:
+        started = []
+    signal_group(launcher, signal.SIGKILL)
+    for process in started:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(started)
 
 
 def wait_for_group(group: int) -> None:

@@ -16,7 +16,7 @@ from rlhf_trl.models import ADAPTER, EMBEDDED, UNTRAINED
 from rlhf_trl.output import numbered
 from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.config_files import read_config
-from rlhf_trl.run.folders import home
+from rlhf_trl.run.folders import home, last_config
 from rlhf_trl.run.options import join_options
 from rlhf_trl.run.stages import stage_of_config
 
@@ -122,7 +122,7 @@ def named(word: str, reward_model: bool = False) -> Named:
             f"{word} is an adapter whose base model {base} is gone; put it back, or write its new "
             f"path as base_model_name_or_path into {model / ADAPTER}."
         )
-    return Named(word, str(model), str(run / "config.yaml") if run else None)
+    return Named(word, str(model), str(last_config(run)) if run else None)
 
 
 def _model_and_run(word: str, folder: Path) -> tuple[Path, Path | None]:

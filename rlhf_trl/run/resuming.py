@@ -12,6 +12,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.differences import differences
+from rlhf_trl.run.folders import last_config
 from rlhf_trl.run.versions import versions
 
 # Keys whose change makes a resumed run another one. Those of `NEVER` are always refused, those of
@@ -142,7 +143,7 @@ def keep_config(loaded: Loaded[Any, Any], folder: Path) -> None:
         set_aside(folder, manifests.step_of(checkpoint))
     if not config.exists():
         loaded.save(config)
-    elif changed_fields(loaded, read_config(config)):
+    elif changed_fields(loaded, read_config(last_config(folder))):
         loaded.save(folder / f"config-from-step-{manifests.step_of(checkpoint)}.yaml")
 
 

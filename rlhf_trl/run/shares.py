@@ -3,11 +3,13 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
 
 from rlhf_trl.errors import InputError
+from rlhf_trl.run.accelerate_files import check_accelerate_file
 from rlhf_trl.run.config_types import one_of
 from rlhf_trl.run.launch import Expect
 
@@ -58,7 +60,10 @@ def read_launch(
     Raises:
         InputError: the file cannot be planned for, or not with these numbers.
     """
-    values = _read_accelerate(accelerate) if accelerate else {}
+    values: dict[str, Any] = {}
+    if accelerate:
+        values = _read_accelerate(accelerate)
+        check_accelerate_file(Path(accelerate), gpus or usual)
     processes = gpus or usual or values.get("num_processes") or 1
     machines = nodes or values.get("num_machines") or 1
     if processes < machines or processes % machines:

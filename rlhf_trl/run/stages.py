@@ -82,6 +82,13 @@ class Stage:
         else:
             run(loaded, self.part("trainer"), **self.options)
 
+    def help(self, everything: bool) -> str:
+        """Return what the script's `--help` says of fields; TRL's only those of its tiny config."""
+        from rlhf_trl.run.help import fields_help
+
+        config_class = (self.config or "").rpartition(".")[2]
+        return fields_help(self.part("fields"), config_class, everything, self.name)
+
     def launch(self) -> None:
         """Do what its script does: `main`, where an `InputError` ends with its sentence."""
         recipe(self.main)
@@ -269,6 +276,10 @@ def stage_of_config(values: Mapping[str, Any], place: str = "the config") -> Sta
     for stage in STAGES.values():
         if stage.known_by and stage.known_by <= values.keys():
             return stage
+    from rlhf_trl.run.config_faults import of_trl
+
+    if hint := of_trl(values, place):
+        raise InputError(f"{place}: {hint}.")
     raise InputError(
         f"{place} names no algorithm, and has the keys of no recipe ({', '.join(STAGES)}); write "
         "the algorithm, or the dataset that answers come from."

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
-from datasets import disable_progress_bars
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
@@ -132,6 +132,8 @@ def _decide_settings(loaded: Loaded[Any, Any], start: _Start) -> None:
         args.eval_on_start = not start.is_evaluated
     if "logging_first_step" not in loaded.given:
         args.logging_first_step = True
+    if "disable_tqdm" not in loaded.given and not sys.stderr.isatty():
+        args.disable_tqdm = True  # a file gets lines of the log instead of a bar
     # transformers gives wandb this variable, by default "huggingface", and not the field `project`
     os.environ.setdefault("WANDB_PROJECT", args.project)
     args.run_name = os.environ.get("WANDB_RUN_NAME", args.run_name)
@@ -188,6 +190,8 @@ def _start_of(loaded: Loaded[Any, Any]) -> _Start:
 
 def _announce(args: Any, lines: list[str]) -> None:
     """Print the first lines of a run, its teachers, and, of several processes, each one's place."""
+    from rlhf_trl.evaluation.progress import bars_of_data
+
     if args.process_index == 0:
         for line in lines:
             print(line, flush=True)
@@ -195,8 +199,7 @@ def _announce(args: Any, lines: list[str]) -> None:
             from rlhf_trl.run.folders import with_origin
 
             print(f"teacher: {with_origin(teacher)}", flush=True)
-    else:
-        disable_progress_bars()
+    bars_of_data(shown=args.process_index == 0 and not args.disable_tqdm)
     if args.world_size > 1:
         print(f"process {args.process_index} of {args.world_size} on {args.device}", flush=True)
 
@@ -424,7 +427,9 @@ def _describe_run(trainer: Any, loaded: Loaded[Any, Any], data: Examples, name: 
     trainer.told = facts
     if args.resume_from_checkpoint is not None:
         from rlhf_trl.run import resuming
+        from rlhf_trl.run.intervals import IntervalsOfNow
 
+        trainer.add_callback(IntervalsOfNow())
         resuming.check_rows(loaded, facts.get("rows", {}))
         resuming.check_template(loaded, facts["chat_template"])
 

@@ -40,6 +40,9 @@ class TrainingTime(TrainerCallback, ExportableState):
             evaluates: whether the run ends with an evaluation.
         """
         self._args, self._evaluates = trainer.args, evaluates
+        self._samples_anew = getattr(trainer, "_rounds", 0) > 0  # of dynamic sampling
+        # whether groups without contrast, of which there may be more and more, shorten the update
+        self._may_shrink = getattr(trainer, "skips", False) and not self._samples_anew
         self._before = Counter(_of_checkpoint(trainer.args.resume_from_checkpoint))
         self._phases: Counter[str] = Counter()  # seconds of this start
         self._started = self._mark = time.time()
@@ -156,24 +159,37 @@ class TrainingTime(TrainerCallback, ExportableState):
             evaluations = 1  # with which a run ends all the same
         saves = _times_left(args.save_strategy, state.save_steps, state, done)
         step = self._seconds_of_step()
-        left = step * (state.max_steps - state.global_step)
-        left += evaluations * last.get("evaluation", 0.0) + saves * last.get("saving", 0.0)
+        steps_left = state.max_steps - state.global_step
+        most = steps_left * step
+        most += evaluations * last.get("evaluation", 0.0) + saves * last.get("saving", 0.0)
+        durations = [most]
+        if self._may_shrink:  # to no update at all
+            phases = self._phases_of_steps()
+            update = step * phases["update"] / sum(phases.values())
+            durations = [most - steps_left * update, most]
         if state.is_world_process_zero:
-            until = time.strftime("%H:%M:%S", time.localtime(time.time() + left))
+            left = " to ".join(map(readable, durations))
+            ends = [time.localtime(time.time() + seconds) for seconds in durations]
+            until = " to ".join(time.strftime("%H:%M:%S", end) for end in ends)
             tqdm.write(
-                f"step {state.global_step} of {state.max_steps}: about {readable(left)} left, "
+                f"step {state.global_step} of {state.max_steps}: about {left} left, "
                 f"until {until} ({'; '.join(self._reasons(step, evaluations))})"
             )
             sys.stdout.flush()
 
+    def _phases_of_steps(self) -> dict[str, float]:
+        """Return the seconds of the phases that make a step."""
+        return {name: self._phases[name] for name in ("generation", "scoring", "update")}
+
     def _reasons(self, step: float, evaluations: int) -> list[str]:
         """Return what the time that is left is made of: steps, and evaluations to come."""
         reasons = [f"steps of {readable(step)}"]
-        phases = {name: self._phases[name] for name in ("generation", "scoring", "update")}
-        if phases["generation"]:
-            reasons[0] += f": {shares(phases)}"
-        if getattr(self._args, "skip_zero_advantage", False) is not False:
-            reasons.append("shorter where fewer groups have contrast")
+        if self._phases["generation"]:
+            reasons[0] += f": {shares(self._phases_of_steps())}"
+        if self._may_shrink:
+            reasons.append("the update is shorter the fewer groups have contrast")
+        elif self._samples_anew:
+            reasons.append("longer where more groups are sampled anew")
         if evaluations and "evaluation" in self._last:
             seconds = readable(self._last["evaluation"])
             reasons.append(f"evaluations of {seconds}, {evaluations} to come")
@@ -184,7 +200,7 @@ class TrainingTime(TrainerCallback, ExportableState):
     def _seconds_of_step(self) -> float:
         """Return the mean of the later half of the steps, or of whole generations in it.
 
-        The first ones warm up, and a policy that learns trains faster: fewer groups have contrast.
+        The first ones warm up, and groups without contrast may already become more.
         """
         cycle = 1
         if hasattr(self._args, "steps_per_generation"):  # each generation is learned from so often

@@ -54,12 +54,12 @@ class Trained:
         """Import a trainer's class.
 
         Args:
-            path: the module and the class, as `module:Class`.
+            path: the module and the class, as `module:Class` or `module.Class`.
             settings: fields of its config. For a trainer of ours `algorithm` and `formulation` may
                 be among them, and choose the row.
         """
         shared.allow_imports_from_working_folder()
-        self.cls = class_of(path.replace(":", "."))
+        self.cls = class_of(path)
         self.base = base_name(self.cls)  # of the TRL trainer that it is or derives from
         self.online = self.base in POLICY  # whether it generates
         self.config = config_class(self.cls, trainer_classes(self.base)[1])
