@@ -342,6 +342,25 @@ def test_rewards_and_what_comes(tmp_path, capsys, monkeypatch):
     assert "reward number: 0, 1, 0 for --completion to the first 3 rows, in " in wrong
 
 
+def test_unbalanced_labels_are_told_as_of_all_rows(tmp_path, capsys, caplog):
+    labels = [True] * 90 + [False] * 10  # of which the preview shows 3, and prepares 64
+    rows = [{"prompt": f"q{n}", "completion": "c", "label": y} for n, y in enumerate(labels)]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    first = screen(tmp_path, capsys, "kto", path)
+    assert "! 90 of 100 training rows are desirable, which count 9.00 times as much" in first
+    # 10 / 90 and 4 / 3 as much, as TRL rounds them: [0.11, 0.15] by KTOTrainer on all rows
+    assert "write a desirable_weight from 0.11 to 0.15" in first
+    assert "different amounts" not in caplog.text
+    balanced = screen(tmp_path, capsys, "kto", path, "--desirable_weight", "0.12")
+    assert "desirable_weight" not in balanced
+
+
+def test_a_name_that_no_config_has_gets_a_hint(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["preview", "own/gropo"])
+    assert "did you mean 'own/grpo'" in str(stop.value) and "`rlhf-trl configs`" in str(stop.value)
+
+
 def test_a_mixture_and_a_limit_from_the_command_line(tmp_path, capsys):
     rows = [{"prompt": f"a {n}", "completion": "b"} for n in range(30)]
     path = write_lines(tmp_path / "rows.jsonl", rows)

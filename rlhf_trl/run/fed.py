@@ -4,7 +4,9 @@ The marks come from the trainer itself, which prepares the examples with the run
 settings. It stands on the embedded model, so that no weights of the run's are loaded.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
@@ -60,16 +62,32 @@ def fed_examples(
                 setattr(args, name, value)
         stand_in = copy(loaded.model)
         stand_in.model_name_or_path = EMBEDDED
-        trainer = stage.part("trainer")(
-            model=path_or_name(stand_in),
-            args=args,
-            train_dataset=rows,
-            processing_class=tokenizer,
-        )
+        with _silent_on_shares():
+            trainer = stage.part("trainer")(
+                model=path_or_name(stand_in),
+                args=args,
+                train_dataset=rows,
+                processing_class=tokenizer,
+            )
         prepared = trainer.train_dataset
         read = trainer._remove_unused_columns(prepared, description="training")
         batches = (trainer.data_collator([row]) for row in read)
         return [list(_texts(batch, row)) for batch, row in zip(batches, prepared, strict=True)]
+
+
+@contextmanager
+def _silent_on_shares() -> Iterator[None]:
+    """Keep KTOTrainer from judging the shares of labels: these rows are some of the data set's."""
+
+    def is_of_other_matters(record: logging.LogRecord) -> bool:
+        return "different amounts of desirable" not in record.getMessage()
+
+    logger = logging.getLogger("trl.trainer.kto_trainer")
+    logger.addFilter(is_of_other_matters)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_of_other_matters)
 
 
 def fed_prompts(

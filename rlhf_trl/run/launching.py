@@ -19,7 +19,7 @@ from rlhf_trl.run.config_files import value_at
 from rlhf_trl.run.folders import home
 from rlhf_trl.run.options import read_options
 from rlhf_trl.run.processes import PR_SET_PDEATHSIG
-from rlhf_trl.run.shipped import config_file, hint, names, shipped_file
+from rlhf_trl.run.shipped import config_file, existing_config, names, shipped_file
 from rlhf_trl.run.stages import STAGES
 from rlhf_trl.run.yaml_loader import read_yaml
 
@@ -49,11 +49,7 @@ def train(
         raise InputError(f"there is no recipe {stage!r}{near}; known: {known}.")
     if processes is not None and processes < 1:
         raise InputError(f"--processes is {processes}; write 1 or more.")
-    path = config_file(config)
-    if not path.is_file():
-        raise InputError(
-            f"--config: {config} is neither a file nor a config that ships{hint(config)}."
-        )
+    path = existing_config(config, "--config")
     options = ["--config", str(path), *words]
     values = read_options(options)
     if accelerate is None:

@@ -35,6 +35,7 @@ from rlhf_trl.run.examples import prompts
 from rlhf_trl.run.held_rows import answer_text, tokens_of
 from rlhf_trl.run.options import join_options
 from rlhf_trl.run.reward_models import loader_of
+from rlhf_trl.run.shipped import existing_config
 from rlhf_trl.run.stages import Stage, stage_of_config
 from rlhf_trl.run.supervised import check_marks, decide_what_is_trained, load_tokenizers
 from rlhf_trl.run.train import check_template
@@ -88,7 +89,7 @@ class Opened:
 
 def opened(config: str, words: Sequence[str] = ()) -> Opened:
     """Read a config of any recipe that trains, with options of the recipe, and its data."""
-    stage = stage_of_config(read_config(config), config)
+    stage = stage_of_config(read_config(existing_config(config, "preview")), config)
     loaded = stage.load(join_options(words, ["--config", config]))
     if stage.name == "sft":
         decide_what_is_trained(loaded)

@@ -25,7 +25,7 @@ from rlhf_trl.run.fed import Fed, fed_examples, fed_prompts
 from rlhf_trl.run.plan import Plan, batches, steps_to_come
 from rlhf_trl.run.policy_gradients import on_policy_note
 from rlhf_trl.run.preview import Opened, as_text, numbers, opened
-from rlhf_trl.run.preview_faults import counted, faults_of_tokens, faulty_rows
+from rlhf_trl.run.preview_faults import counted, faults_of_tokens, faulty_rows, unbalanced_labels
 from rlhf_trl.run.preview_page import MADE_BY, as_html, as_lines, example_html
 from rlhf_trl.run.shares import Launch
 
@@ -113,10 +113,16 @@ def report(config: str, words: Sequence[str] = (), completion: str | None = None
     tokenizer = run.templated if run.is_prompts else run.tokenizer
     # a limit may have cut the texts that reach it
     limit = None if run.is_prompts else run.loaded.trl.max_length
-    of_tokens = faults_of_tokens(examples, tokenizer, _ends(run), limit)
+    found = [
+        *counted(faults, len(rows)),
+        *faults_of_tokens(examples, tokenizer, _ends(run), limit),
+    ]
+    if run.stage.name == "kto" and not run.is_prompts:
+        labels = [rows[place]["label"] for place in kept]
+        found += unbalanced_labels(labels, run.loaded.row.parameters)
     return Report(
         numbers=numbers(run, measured),
-        faults=[*counted(faults, len(rows)), *of_tokens],
+        faults=found,
         to_come=_to_come(run, measured, len(kept)),
         rewards=_called_rewards(run, completion),
         examples=examples[:SHOWN],
