@@ -393,7 +393,7 @@ def test_conversations_without_one_answer_to_one_prompt_are_left_out_and_counted
     found, dropped = checked_pairs(Dataset.from_list([good, bad, good]), "f", {})
     expected = {"prompt": chat("a"), "chosen": chat("a", "x")[1:], "rejected": chat("a", "y")[1:]}
     assert list(found) == [expected] * 2
-    assert dropped[UNSPLIT] == 1
+    assert dropped[UNSPLIT] == [1]
     with pytest.raises(InputError, match=r"in all 2 rows of f the sides part .* nothing to train"):
         checked_pairs(Dataset.from_list([bad, bad]), "f", {})
 

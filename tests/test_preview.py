@@ -211,7 +211,7 @@ PLANTED = {
         "dpo",
         [pair("ab", "c", "c"), pair("ab", "c", "d")],
         [],
-        "left out 1 training rows: chosen identical to rejected",
+        "left out 1 training rows: chosen identical to rejected (line 1)",
     ),
 }
 
@@ -285,7 +285,7 @@ def test_published_rows_are_previewed(name, tmp_path, capsys):
     first = screen(tmp_path, capsys, recipe, path, *words)
     assert ["rows", count] in [line.split() for line in first.splitlines()]
     if name == "hh":
-        assert "left out 1 training rows: an empty prompt or answer" in first
+        assert "left out 1 training rows: an empty prompt or answer (line 2)" in first
 
 
 def test_traces_without_a_bad_step_are_an_error(tmp_path):

@@ -481,6 +481,8 @@ def test_files_of_several_forms_are_mixed(tmp_path):
     assert by_answer["It is 2."]["tools"] == [tool("price", "of")]
     assert by_answer["Bee."]["tools"] is None and by_answer["Bee."]["prompt"][0]["role"] == "user"
     assert data.dropped[BLANK] == 2
+    places = [f"line 3 of {fixture('alpaca')}", f"line 2 of {fixture('hh')}"]
+    assert data.first_places(BLANK) == f" ({', '.join(places)})"
 
 
 def test_a_mixture_of_texts_and_messages_is_refused(tmp_path):

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 Shape = Sequence[str]  # columns that make an example, such as ("prompt", "chosen", "rejected")
 Names = Mapping[str, str]  # {this package's name of a column: the data set's name of that column}
-Counted = tuple["Dataset", dict[str, int]]  # examples, and how many rows make none, by reason
+# examples, and the numbers, from 0, of the rows that make none, by reason
+Counted = tuple["Dataset", dict[str, list[int]]]
 UNSPLIT = f"{PARTED}, or {UNANSWERED}"  # why no prompt can be split off a row
 TEMPLATE = ("tools", "chat_template_kwargs")  # columns that TRL's trainers hand to chat templates
 VALUES = ("label", "margin", "finished")  # columns of one value that are not texts
@@ -87,14 +88,32 @@ def listed(
     """Name rows, at `most` so many, with what is wrong with them; reasons are not repeated."""
     by_reason: dict[str, list[str]] = {}
     for number in sorted(reasons)[:most]:
-        place = places.get(number, f"row {number + 1}")
-        by_reason.setdefault(reasons[number], []).append(place)
+        by_reason.setdefault(reasons[number], []).append(place_of(number, places))
     return ", ".join(f"{', '.join(rows)} ({reason})" for reason, rows in by_reason.items())
+
+
+def place_of(number: int, places: Mapping[int, str]) -> str:
+    """Say where the row of a number stands: as `places` says, or by counting rows from 1."""
+    return places.get(number, f"row {number + 1}")
 
 
 def row_numbers(dataset: "Dataset") -> Sequence[int]:
     """Return the number, from 0, of the row that each example is made of."""
     return dataset[ROW][:] if ROW in dataset.column_names else range(len(dataset))
+
+
+def numbered(dataset: "Dataset") -> "Dataset":
+    """Return the data set with the numbers of its rows, which stay when rows are left out."""
+    if ROW in dataset.column_names:
+        return dataset
+    return dataset.add_column(ROW, list(range(len(dataset))))
+
+
+def rows_missing(before: "Dataset", after: "Dataset") -> list[int]:
+    """Return the numbers of the rows that are in `before`, and no longer in `after`."""
+    if len(before) == len(after):
+        return []
+    return sorted({*row_numbers(before)} - {*row_numbers(after)})
 
 
 def unnumbered(dataset: "Dataset") -> "Dataset":

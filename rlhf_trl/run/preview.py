@@ -139,6 +139,7 @@ def numbers(run: Opened, measured: Sequence[Measured]) -> dict[str, Any]:
         "limit": run.limit,
         "notes": [*filter(None, [run.note]), *data.notes],
         "left_out": {reason: count for reason, count in data.dropped.items() if count},
+        "left_out_places": {reason: data.first_places(reason) for reason in data.places},
         "left_out_held_out": {why: count for why, count in data.dropped_held_out.items() if count},
         "overlap": len(shared),
         "train": train_numbers,
@@ -157,7 +158,9 @@ def as_text(numbers: dict[str, Any]) -> str:
     ]
     out = [title, *numbers["notes"], "", tables.text(lines), ""]
     for side, key in (("training", "left_out"), ("held-out", "left_out_held_out")):
-        out += [f"left out {n} {side} rows: {reason}" for reason, n in numbers[key].items()]
+        for reason, count in numbers[key].items():
+            place = numbers["left_out_places"].get(reason, "")
+            out.append(f"left out {count} {side} rows: {reason}{place}")
     if numbers["held_out"] is None:
         out.append("nothing is held out")
     else:

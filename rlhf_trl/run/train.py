@@ -216,7 +216,7 @@ def read(args: Any, load: Callable[..., Examples], config: Any, *options: Any) -
         if held_out is not None:
             sides = f"{count} training and {held_out} held-out rows"
         if (count or held_out) and args.process_index == 0:
-            print(f"left out {sides}: {reason}", flush=True)
+            print(f"left out {sides}: {reason}{data.first_places(reason)}", flush=True)
     for note in data.notes:
         if args.process_index == 0:
             print(note, flush=True)
