@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlhf_trl.data.columns import LISTED
 from rlhf_trl.data.examples import SIDES
+from rlhf_trl.data.fitting import rows_named
 from rlhf_trl.data.preview import CUT, DROPPED, IDENTICAL, TOO_LONG, Measured
 from rlhf_trl.run.fed import Fed
 
@@ -92,12 +92,10 @@ def _text(cell: Any) -> str:
 
 def counted(faults: Mapping[str, Sequence[int]], count: int) -> list[str]:
     """Return faults as sentences: how many of `count` training rows they are about, and which."""
-    sentences = []
-    for fault, places in faults.items():
-        numbers = ", ".join(str(place + 1) for place in places[:LISTED])
-        more = ", ..." if len(places) > LISTED else ""
-        sentences.append(f"{len(places)} of {count} training rows {fault} (rows {numbers}{more})")
-    return sentences
+    return [
+        f"{len(places)} of {count} training rows {fault}{rows_named(places)}"
+        for fault, places in faults.items()
+    ]
 
 
 def faults_of_tokens(

@@ -8,6 +8,7 @@ from typing import Any
 from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.demonstrations import load_demonstrations
 from rlhf_trl.data.examples import Examples
+from rlhf_trl.data.fitting import rows_named
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import load_tokenizer, loading
 from rlhf_trl.run import train
@@ -59,16 +60,18 @@ def load_tokenizers(loaded: Loaded[Any, Any], data: Examples) -> tuple[Any, Any]
 
 
 def print_counts(trainer: Any) -> None:
-    """Print how many examples `max_length` left out or cut, by side."""
+    """Print how many examples `max_length` left out or cut, and which, by side."""
     if not trainer.is_world_process_zero():
         return
     within = f"max_length {trainer.args.max_length}"
-    for side, count in trainer.left_out.items():
-        if count:
-            print(f"left out {count} {side} rows: nothing to train on within {within}", flush=True)
-    for side, count in trainer.cut_off.items():
-        if count:
-            print(f"{count} {side} rows lose their end to {within}", flush=True)
+    for side, numbers in trainer.left_out.items():
+        if numbers:
+            reason = f"nothing to train on within {within}{rows_named(numbers)}"
+            print(f"left out {len(numbers)} {side} rows: {reason}", flush=True)
+    for side, numbers in trainer.cut_off.items():
+        if numbers:
+            lost = f"lose their end to {within}{rows_named(numbers)}"
+            print(f"{len(numbers)} {side} rows {lost}", flush=True)
 
 
 def fix_fields(loaded: Loaded[Any, Any], values: Mapping[str, Any], by: str) -> None:
