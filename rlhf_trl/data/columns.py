@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_trl.data.arrow import cells
 from rlhf_trl.data.gym import Row
-from rlhf_trl.data.readers import PARTED, SIDES, UNANSWERED, WrongRow, split_prompt
+from rlhf_trl.data.readers import (
+    PARTED,
+    READERS,
+    SIDES,
+    UNANSWERED,
+    WrongRow,
+    columns_read,
+    forms,
+    split_prompt,
+)
 from rlhf_trl.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -320,13 +329,39 @@ def _names_there(
     known = dict.fromkeys([*of_shapes, *optional])
     for ours in columns:
         if ours not in known:
+            readers = [name for name in READERS if ours in columns_read(name)]
+            instead = f", or name a reader of it ({', '.join(readers)})" if readers else ""
             raise InputError(
                 f"dataset.columns: {ours!r} is not a column that is read{nearest(ours, known)}; "
-                f"write one of {', '.join(known)}."
+                f"write one of {', '.join(known)}{instead}."
             )
     check_mapped(there, columns, where)
     check_unread(set(there) - set(columns.values()) - set(optional), where)
     return {name: columns.get(name, name) for name in known}
+
+
+def renamed_for_reader(
+    dataset: "Dataset", columns: Names, reader: str, where: str
+) -> tuple["Dataset", Names]:
+    """Give columns of a data set the names by which a reader knows them.
+
+    Return the data set, and what of `columns` renames columns that the reader makes.
+    """
+    there = [name for name in dataset.column_names if name != ROW]
+    read = columns_read(reader)
+    made = {column for form in forms(reader) for column in form.makes}
+    before = {ours: theirs for ours, theirs in columns.items() if ours in read and theirs in there}
+    after = {ours: theirs for ours, theirs in columns.items() if ours not in before}
+    for ours, theirs in after.items():
+        if theirs not in made:
+            raise InputError(
+                f"dataset.columns: {ours}: {theirs} renames nothing; the reader {reader} reads "
+                f"{', '.join(sorted(read))}, {where} has {', '.join(there)}, and of that the "
+                f"reader makes {', '.join(sorted(made))}{nearest(theirs, [*there, *made])}."
+            )
+    hidden = [ours for ours in before if ours in there and ours not in before.values()]
+    dataset = dataset.remove_columns(hidden)
+    return dataset.rename_columns({theirs: ours for ours, theirs in before.items()}), after
 
 
 def _selected(dataset: "Dataset", names: Sequence[str], theirs: Names) -> "Dataset":
@@ -362,6 +397,12 @@ def mapping_hint(
     free = [name for name in there if name not in taken.values()]
     if not free:
         return "add them"
+    turns = [name for name in free if _holds_messages(dataset.features[name], ("from", "value"))]
+    if len(turns) == 1:
+        return (
+            f"if {turns[0]} is a conversation as ShareGPT has it, write dataset.reader: sharegpt "
+            f"and dataset.columns: {{conversations: {turns[0]}}}"
+        )
     guesses = {}  # {our name: the data set's name}
     for ours in lacking:
         if ours == "messages":
@@ -381,10 +422,10 @@ def mapping_hint(
     )
 
 
-def _holds_messages(feature: Any) -> bool:
-    """Whether a column holds lists of messages with role and content."""
+def _holds_messages(feature: Any, keys: Sequence[str] = ("role", "content")) -> bool:
+    """Whether a column holds lists of messages with these keys."""
     message = getattr(feature, "feature", None)
-    return isinstance(message, dict) and {"role", "content"} <= message.keys()
+    return isinstance(message, dict) and {*keys} <= message.keys()
 
 
 MEDIA = ("images", "videos", "audios")

@@ -133,6 +133,9 @@ def read_examples(
         # a reader parses answers itself
         theirs = [config.columns.get(name, name) for name in answers]  # as the data set calls them
         dataset = _answers_as_written(rows, theirs)
+    names = config.columns  # that are left to rename
+    if reader:
+        dataset, names = columns.renamed_for_reader(dataset, names, reader, path)
     bad: dict[int, str] = {}  # {number of a row: what is wrong with it}, of all passes
     places: dict[int, str] = {}  # {number of a row: where it stands, such as "line 3"}
     while True:  # each pass leaves out the bad rows that the passes before raised
@@ -140,7 +143,7 @@ def read_examples(
             readable, dropped_by_reader = dataset, {}
             if reader:
                 readable, dropped_by_reader = _examples_by_reader(dataset, reader, path)
-            examples, dropped = convert(readable, path, config.columns, **options)
+            examples, dropped = convert(readable, path, names, **options)
             break
         except BadRows as error:
             bad |= error.reasons
@@ -529,7 +532,8 @@ def _examples_by_reader(dataset: "Dataset", reader: str, where: str) -> Counted:
         needed = " or ".join(", ".join(needs) for needs in needs_of_forms)
         raise InputError(
             f"dataset: {where} has no column {lacking} but {', '.join(names)}; the reader "
-            f"{reader} needs {needed}; name another, or none."
+            f"{reader} needs {needed}; map them with dataset.columns, as in {{{lacking}: THEIRS}}, "
+            "name another reader, or none."
         )
     form_number = fitting[0]
     row_number = [ROW] if ROW in dataset.column_names else []
