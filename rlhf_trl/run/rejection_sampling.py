@@ -46,7 +46,7 @@ from rlhf_trl.run.supervised import fix_fields, print_counts
 NAME = "rejection sampling"
 TEMPLATE_COLUMNS = ("chat_template_kwargs", "tools")  # of the data; the chat template reads them
 # What is trained is the answers, as they were sampled.
-FIXED = {"completion_only_loss": True, "assistant_only_loss": False, "chat_template_path": None}
+FIXED = {"completion_only_loss": True, "assistant_only_loss": False}
 
 
 @dataclass(frozen=True)
