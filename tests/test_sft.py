@@ -325,6 +325,10 @@ REFUSED = {
         *(TALKS, ["--chat_template_path", "./nowhere"]),
         "chat_template_path: './nowhere' is neither a .jinja file nor",
     ),
+    "a later row that the template refuses": (
+        *([*TALKS, {"messages": [*talk("ab"), said("tool", "5"), said("assistant", "c")]}], []),
+        f"the chat template refuses row {len(TALKS) + 1} of those that are left (The role of a",
+    ),
     "too short": (TALKS, ["--max_length", 3], "max_length: 3 leaves no token to train on in any"),
 }
 

@@ -56,6 +56,23 @@ def check_template_reads(data: Examples, tokenizer: Any, args: Any, config: Any)
                 )
 
 
+def check_refusals(data: Examples, tokenizer: Any, args: Any) -> None:
+    """Refuse a chat template that raises an exception of its own on a row."""
+    from jinja2 import TemplateError
+
+    for side, rows in (("are left", data.train), ("are held out", data.held_out or ())):
+        for number, row in enumerate(rows, 1):
+            try:
+                for messages in _conversations(row):
+                    tokenizer.apply_chat_template(messages, tokenize=False, **_arguments(row, args))
+            except TemplateError as error:
+                raise InputError(
+                    f"dataset: the chat template refuses row {number} of those that {side} "
+                    f"({error}), which begins {str(row['prompt'])[:80]!r}; remove such rows, or "
+                    "name a template that takes them (chat_template_path)."
+                ) from error
+
+
 def _arguments(row: Mapping[str, Any], args: Any) -> dict[str, Any]:
     """Return what the chat template gets for a row: what the run says, and what the row does."""
     of_run = getattr(args, "chat_template_kwargs", None) or {}

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from jinja2 import TemplateError
 from trl import unpair_preference_dataset
 
 from rlhf_trl.data.blocks import FileData
@@ -24,7 +23,6 @@ from rlhf_trl.data.preview import (
     side_numbers,
 )
 from rlhf_trl.data.prompts import load_prompts
-from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation import tables
 from rlhf_trl.models import UNTRAINED, load_tokenizer, model_config
 from rlhf_trl.reward_models.reader import Reader, prompt_ids
@@ -38,7 +36,7 @@ from rlhf_trl.run.reward_models import loader_of
 from rlhf_trl.run.shipped import existing_config
 from rlhf_trl.run.stages import Stage, stage_of_config
 from rlhf_trl.run.supervised import check_marks, decide_what_is_trained, load_tokenizers
-from rlhf_trl.run.train import check_template
+from rlhf_trl.run.train import check_template, naming_refused_row
 
 UNPAIRED = "KTO learns from each answer of a pair by itself; a row is one answer"
 Measure = Callable[[Row], Measured]
@@ -73,18 +71,9 @@ class Opened:
         return _answers_prompts(self.stage, self.data)
 
     def measured(self, rows: Iterable[Row]) -> list[Measured]:
-        """Return rows in tokens; one that the chat template refuses is an `InputError`."""
-        measured = []
-        for number, row in enumerate(rows, 1):
-            try:
-                measured.append(self.measure(row))
-            except TemplateError as error:
-                raise InputError(
-                    f"the chat template refuses row {number} of those that are left ({error}), "
-                    f"which begins {str(row['prompt'])[:80]!r}; remove such rows, or name a "
-                    "template that takes them."
-                ) from error
-        return measured
+        """Return rows in tokens."""
+        with naming_refused_row(self.data, self.templated, self.loaded.trl):
+            return [self.measure(row) for row in rows]
 
 
 def opened(config: str, words: Sequence[str] = ()) -> Opened:

@@ -123,8 +123,9 @@ def train_on_selected(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     train.check_template(data, tokenizer, args, own.dataset)
     # a field that SFTConfig lacks, and that generating reads there
     args.max_completion_length = own.max_completion_length
-    for rows in (data.train, data.held_out or []):
-        check_prompts(rows, tokenizer, loaded.model, args)
+    with train.naming_refused_row(data, tokenizer, args):
+        for rows in (data.train, data.held_out or []):
+            check_prompts(rows, tokenizer, loaded.model, args)
     for number in range(1, own.rounds + 1):
         config_of_round = _round(loaded, number, resume)
         if number < own.rounds:  # a run of its own; the last one is the run that has begun above
