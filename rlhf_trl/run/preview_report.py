@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rlhf_trl.models import UNTRAINED, path_or_name
 from rlhf_trl.output import write_whole
 from rlhf_trl.rewards.loading import answer_columns, load_rewards
 from rlhf_trl.rewards.verifiers import ANSWER
+from rlhf_trl.rollouts.generate import Completion
 from rlhf_trl.run.fake_models import Texts
 from rlhf_trl.run.fed import Fed, fed_examples, fed_prompts
 from rlhf_trl.run.plan import Plan, batches, steps_to_come
@@ -89,15 +91,26 @@ class Report:
         return json.dumps({**self.numbers, **more, "examples": examples}, indent=2)
 
 
-def report(config: str, words: Sequence[str] = (), completion: str | None = None) -> Report:
+def report(
+    config: str, words: Sequence[str] = (), completion: str | None = None, sample: bool = False
+) -> Report:
     """Return what a config would train on, and how.
 
     Args:
         config: of any recipe that trains.
         words: options of the recipe.
         completion: that the rewards judge; None: the right answer of each example.
+        sample: whether to load the model and let it answer the prompts that are shown; the rewards
+            then judge these answers.
     """
     run = opened(config, words)
+    if sample and completion is not None:
+        raise InputError("--sample is not read with --completion; remove one of the two.")
+    if sample and not run.is_prompts:
+        raise InputError(
+            f"--sample: {run.stage.name} learns from the answers of its data, and samples none; "
+            "remove it."
+        )
     rows = list(run.data.train)
     measured = run.measured(rows)
     faults = faulty_rows(rows, measured, run.loaded.trl)
@@ -120,12 +133,19 @@ def report(config: str, words: Sequence[str] = (), completion: str | None = None
     if run.stage.name == "kto" and not run.is_prompts:
         labels = [rows[place]["label"] for place in kept]
         found += unbalanced_labels(labels, run.loaded.row.parameters)
+    shown = order[:SHOWN] if sample else range(len(rows))[:SHOWN]
+    judged = [rows[place] for place in shown]
+    answers = _sampled_answers(run, judged) if sample else []
+    examples = examples[:SHOWN]
+    if answers:
+        pairs = zip(examples, answers, strict=True)
+        examples = [[_with_answer(prompt, answer)] for (prompt,), answer in pairs]
     return Report(
         numbers=numbers(run, measured),
         faults=found,
         to_come=_to_come(run, measured, len(kept)),
-        rewards=_called_rewards(run, completion),
-        examples=examples[:SHOWN],
+        rewards=_called_rewards(run, judged, completion, answers),
+        examples=examples,
         tokenizer=tokenizer,
     )
 
@@ -198,10 +218,39 @@ def _to_come(run: Opened, measured: Sequence[Measured], count: int) -> list[str]
     return sentences
 
 
-def _called_rewards(run: Opened, completion: str | None) -> list[str]:
-    """Call the reward functions on completions of the first rows; say what each returns.
+def _sampled_answers(run: Opened, rows: Sequence[dict[str, Any]]) -> list[Completion]:
+    """Load the run's model and return one answer to each row, sampled as the run samples."""
+    from rlhf_trl.rollouts.sampling import sample_completions
+    from rlhf_trl.run.chat import sampling_of
 
-    Where the rows have no right answer and no `completion` is given, none is called.
+    loaded, args, model = run.loaded, run.loaded.trl, copy(run.loaded.model)
+    model.model_name_or_path = getattr(loaded.own.dataset, "sampled_from", None) or (
+        model.model_name_or_path
+    )
+    if not hasattr(args, "max_completion_length"):  # a field that SFTConfig lacks
+        args.max_completion_length = loaded.own.max_completion_length
+    if template := getattr(args, "chat_template_kwargs", None):
+        rows = [{**row, "chat_template_kwargs": template} for row in rows]
+    answers = sample_completions(model, args, rows, 1, args.seed, sampling_of(loaded))
+    return [answer for (answer,) in answers]
+
+
+def _with_answer(prompt: Fed, answer: Completion) -> Fed:
+    """Return a prompt with an answer, all of whose tokens are trained."""
+    trained = [*prompt.trained, *[True] * len(answer.ids)]
+    return Fed("prompt and sampled answer", [*prompt.ids, *answer.ids], trained)
+
+
+def _called_rewards(
+    run: Opened,
+    rows: Sequence[dict[str, Any]],
+    completion: str | None,
+    answers: Sequence[Completion],
+) -> list[str]:
+    """Call the reward functions on completions of rows; say what each returns.
+
+    The completions are the `answers` to the rows if there are any, or `completion`, or else the
+    right answers; where the rows have none, no reward is called.
     """
     own, data = run.loaded.own, run.data
     names = getattr(own, "reward_funcs", None) or []
@@ -210,8 +259,10 @@ def _called_rewards(run: Opened, completion: str | None) -> list[str]:
         sentences.append(f"reward_model {own.reward_model}: not called, as it has weights to load")
     if not names:
         return sentences
-    rows = list(data.train.select(range(len(data.train))[:SHOWN]))
+    place = "first"
     texts, what = _texts_to_judge(run, rows, completion)
+    if answers:
+        texts, what, place = [answer.text for answer in answers], "sampled answers", "shown"
     called = [name for name in names if name.partition(":")[0] != ASKS_A_SERVER]
     functions = load_rewards(called, data.tasks, data.train.column_names) if called else []
     if texts is None:
@@ -220,7 +271,7 @@ def _called_rewards(run: Opened, completion: str | None) -> list[str]:
         values, seconds = _call(function, rows, texts, data.conversational)
         shown = ", ".join("none" if value is None else f"{value:g}" for value in values)
         sentences.append(
-            f"reward {name}: {shown} for {what} to the first {len(rows)} rows, in "
+            f"reward {name}: {shown} for {what} to the {place} {len(rows)} rows, in "
             f"{1000 * seconds:.3g} ms a call"
         )
     if len(called) < len(names):
