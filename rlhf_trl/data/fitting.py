@@ -181,7 +181,7 @@ def kto_order(
     for _ in range(ATTEMPTS):  # swapping neighbors may fail in one order and work in another
         rng.shuffle(desirable)
         rng.shuffle(undesirable)
-        indices = _spread(desirable, undesirable) if interleave else desirable + undesirable
+        indices = spread([desirable, undesirable]) if interleave else desirable + undesirable
         if len(indices) % batch == 1:  # alone in its batch, it would have no neighbor
             indices.pop()
         order = _Order(indices, labels, prompt_hashes, batch)
@@ -194,11 +194,14 @@ def kto_order(
     )
 
 
-def _spread(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Merge two lists evenly; the examples of each list keep their order."""
-    places = [((k + 0.5) / len(first), 0, example) for k, example in enumerate(first)]
-    places += [((k + 0.5) / len(second), 1, example) for k, example in enumerate(second)]
-    return [example for _, _, example in sorted(places)]
+def spread(groups: Sequence[Sequence[int]]) -> list[int]:
+    """Merge lists so that each is spread evenly; the items of a list keep their order."""
+    merged = [
+        ((k + 0.5) / len(items), group, item)
+        for group, items in enumerate(groups)
+        for k, item in enumerate(items)
+    ]
+    return [item for _, _, item in sorted(merged)]
 
 
 @dataclass

@@ -10,6 +10,7 @@ import numpy as np
 from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.columns import TEMPLATE, check_alike
 from rlhf_trl.data.examples import SIDES, Examples
+from rlhf_trl.data.fitting import spread
 from rlhf_trl.data.readers import check_reader
 from rlhf_trl.errors import InputError
 
@@ -78,7 +79,7 @@ def mixed(
             f"{size} of {len(places_of_file)} examples of {path} ({size / sum(sizes):.1%})"
         )
     data.notes.append(f"mixture: {', '.join(shares)}")
-    chosen = _spread([p[:size] for p, size in zip(places, sizes, strict=True)])
+    chosen = spread([p[:size] for p, size in zip(places, sizes, strict=True)])
     data.train = data.train.select(chosen)
     return keys[chosen]
 
@@ -152,13 +153,3 @@ def _share_sizes(counts: Sequence[int], weights: Sequence[float], most: int | No
     for number in by_remainder[: whole - sum(sizes)]:
         sizes[number] += 1
     return sizes
-
-
-def _spread(places_by_file: Sequence[Sequence[int]]) -> list[int]:
-    """Merge the places of each file's examples so that all files are spread evenly."""
-    merged = [
-        ((k + 0.5) / len(places), file, place)
-        for file, places in enumerate(places_by_file)
-        for k, place in enumerate(places)
-    ]
-    return [place for _, _, place in sorted(merged)]

@@ -1,7 +1,5 @@
 """What `rlhf-trl preview` shows: numbers, faults, examples as they are fed, rewards, what comes."""
 
-import asyncio
-import inspect
 import json
 import os
 import shutil
@@ -17,6 +15,7 @@ from rlhf_trl.data.answers import completion_text
 from rlhf_trl.data.made import demonstrations
 from rlhf_trl.data.preview import DROPPED, IDENTICAL, Measured
 from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.function_scores import function_scores
 from rlhf_trl.models import UNTRAINED, path_or_name
 from rlhf_trl.output import write_whole
 from rlhf_trl.rewards.loading import answer_columns, load_rewards
@@ -133,18 +132,20 @@ def report(
     if run.stage.name == "kto" and not run.is_prompts:
         labels = [rows[place]["label"] for place in kept]
         found += unbalanced_labels(labels, run.loaded.row.parameters)
-    shown = order[:SHOWN] if sample else range(len(rows))[:SHOWN]
-    judged = [rows[place] for place in shown]
-    answers = _sampled_answers(run, judged) if sample else []
     examples = examples[:SHOWN]
-    if answers:
+    if sample:
+        judged = [rows[place] for place in order[:SHOWN]]
+        answers, what = _sampled_answers(run, judged), "sampled answers to the shown"
         pairs = zip(examples, answers, strict=True)
         examples = [[_with_answer(prompt, answer)] for (prompt,), answer in pairs]
+    else:
+        judged = rows[:SHOWN]
+        answers, what = _answers_to_judge(run, judged, completion)
     return Report(
         numbers=numbers(run, measured),
         faults=found,
         to_come=_to_come(run, measured, len(kept)),
-        rewards=_called_rewards(run, judged, completion, answers),
+        rewards=_called_rewards(run, judged, answers, what),
         examples=examples,
         tokenizer=tokenizer,
     )
@@ -218,15 +219,38 @@ def _to_come(run: Opened, measured: Sequence[Measured], count: int) -> list[str]
     return sentences
 
 
+def _answers_to_judge(
+    run: Opened, rows: Sequence[dict[str, Any]], completion: str | None
+) -> tuple[list[Completion], str]:
+    """Return an answer to each row that rewards may judge, if one is known, and what it is.
+
+    It is the `completion`, or else the right answer: of the gym's tasks as the demonstrator writes
+    it, of one's own data as it stands in the column that the rewards compare with.
+    """
+    texts: list[str] = []
+    if completion is not None:
+        texts, what = [completion] * len(rows), "--completion to the first"
+    elif run.data.tasks is not None:
+        what = "right answers to the first"
+        with suppress(InputError, KeyError):  # a task that the demonstrator does not know
+            texts = [completion_text(row["completion"]) for row in demonstrations(rows, "right")]
+    else:
+        names = (*answer_columns(run.loaded.own), ANSWER)
+        column = next((name for name in names if name in rows[0]), None)
+        what = f"the column {column} to the first"
+        texts = [str(row[column]) for row in rows if column]
+    return [Completion(text, finished=True) for text in texts], what
+
+
 def _sampled_answers(run: Opened, rows: Sequence[dict[str, Any]]) -> list[Completion]:
     """Load the run's model and return one answer to each row, sampled as the run samples."""
     from rlhf_trl.rollouts.sampling import sample_completions
     from rlhf_trl.run.chat import sampling_of
 
     loaded, args, model = run.loaded, run.loaded.trl, copy(run.loaded.model)
-    model.model_name_or_path = getattr(loaded.own.dataset, "sampled_from", None) or (
-        model.model_name_or_path
-    )
+    sampled_from = getattr(loaded.own.dataset, "sampled_from", None)
+    if sampled_from is not None:
+        model.model_name_or_path = sampled_from
     if not hasattr(args, "max_completion_length"):  # a field that SFTConfig lacks
         args.max_completion_length = loaded.own.max_completion_length
     if template := getattr(args, "chat_template_kwargs", None):
@@ -242,16 +266,9 @@ def _with_answer(prompt: Fed, answer: Completion) -> Fed:
 
 
 def _called_rewards(
-    run: Opened,
-    rows: Sequence[dict[str, Any]],
-    completion: str | None,
-    answers: Sequence[Completion],
+    run: Opened, rows: Sequence[dict[str, Any]], answers: Sequence[Completion], what: str
 ) -> list[str]:
-    """Call the reward functions on completions of rows; say what each returns.
-
-    The completions are the `answers` to the rows if there are any, or `completion`, or else the
-    right answers; where the rows have none, no reward is called.
-    """
+    """Call the reward functions on answers to rows; say what each returns for `what` they are."""
     own, data = run.loaded.own, run.data
     names = getattr(own, "reward_funcs", None) or []
     sentences = []
@@ -259,64 +276,25 @@ def _called_rewards(
         sentences.append(f"reward_model {own.reward_model}: not called, as it has weights to load")
     if not names:
         return sentences
-    place = "first"
-    texts, what = _texts_to_judge(run, rows, completion)
-    if answers:
-        texts, what, place = [answer.text for answer in answers], "sampled answers", "shown"
     called = [name for name in names if name.partition(":")[0] != ASKS_A_SERVER]
     functions = load_rewards(called, data.tasks, data.train.column_names) if called else []
-    if texts is None:
-        return [*sentences, "rewards are not called: name a text for them with --completion"]
+    if not answers:
+        return [
+            *sentences,
+            "rewards are not called: name a text for them with --completion, or let the model "
+            "answer with --sample",
+        ]
     for name, function in zip(called, functions, strict=True):
-        values, seconds = _call(function, rows, texts, data.conversational)
+        begun = time.perf_counter()
+        values = function_scores({name: function}, rows, answers)[name]
+        seconds = time.perf_counter() - begun
         shown = ", ".join("none" if value is None else f"{value:g}" for value in values)
         sentences.append(
-            f"reward {name}: {shown} for {what} to the {place} {len(rows)} rows, in "
-            f"{1000 * seconds:.3g} ms a call"
+            f"reward {name}: {shown} for {what} {len(rows)} rows, in {1000 * seconds:.3g} ms a call"
         )
     if len(called) < len(names):
         sentences.append(f"reward {ASKS_A_SERVER}: not called, as it asks a server")
     return sentences
-
-
-def _texts_to_judge(
-    run: Opened, rows: Sequence[dict[str, Any]], completion: str | None
-) -> tuple[list[str] | None, str]:
-    """Return a text for each row that rewards may judge, and what it is; None: there is none.
-
-    It is the `completion`, or else the right answer: of the gym's tasks as the demonstrator writes
-    it, of one's own data as it stands in the column that the rewards compare with.
-    """
-    if completion is not None:
-        return [completion] * len(rows), "--completion"
-    if run.data.tasks is not None:
-        with suppress(InputError, KeyError):  # a task that the demonstrator does not know
-            shown = demonstrations(rows, "right")
-            return [completion_text(row["completion"]) for row in shown], "right answers"
-    names = (*answer_columns(run.loaded.own), ANSWER)
-    column = next((name for name in names if name in rows[0]), None)
-    return column and [str(row[column]) for row in rows], f"the column {column}"
-
-
-def _call(
-    function: Any, rows: Sequence[dict[str, Any]], texts: Sequence[str], is_chat: bool
-) -> tuple[list[float | None], float]:
-    """Return the rewards of texts that answer rows, and the seconds of the call."""
-    completions = [[{"role": "assistant", "content": text}] if is_chat else text for text in texts]
-    arguments = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
-    arguments |= {
-        "prompts": [row["prompt"] for row in rows],
-        "completions": completions,
-        "completion_ids": [[] for _ in rows],
-        "trainer_state": None,
-        "log_extra": lambda *_: None,
-        "log_metric": lambda *_: None,
-    }
-    begun = time.perf_counter()
-    values = function(**arguments)
-    if inspect.isawaitable(values):
-        values = asyncio.run(values)
-    return values, time.perf_counter() - begun
 
 
 def terminal() -> tuple[int, bool]:
