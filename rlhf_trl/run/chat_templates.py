@@ -92,7 +92,7 @@ def _check_first(row: Mapping[str, Any], tokenizer: Any, arguments: Mapping[str,
         text = tokenizer.apply_chat_template(messages, **options)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    remedy = "correct chat_template.jinja in the model's folder, or its tokenizer"
+    remedy = "correct chat_template.jinja in the model's folder, or name another chat_template_path"
     with_answer = _conversations(row)[0]  # the prompt alone in a row without answers
     for name, messages in (("prompt", row["prompt"]), ("answer", with_answer)):
         *before, last = messages
