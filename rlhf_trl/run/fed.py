@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 from datasets import Dataset
@@ -91,31 +90,13 @@ def _silent_on_shares() -> Iterator[None]:
 
 
 def fed_prompts(
-    stage: Stage, loaded: Loaded[Any, Any], rows: Sequence[Mapping[str, Any]], tokenizer: Any
+    loaded: Loaded[Any, Any], rows: Sequence[Mapping[str, Any]], tokenizer: Any
 ) -> list[Fed]:
-    """Return the prompts of rows as they are answered, with no token marked.
-
-    While a policy trains, TRL's GRPOTrainer reads them; answers that are sampled before are those
-    of the package's own generation.
-    """
-    prompts = [row["prompt"] for row in rows]
-    if stage.prompted:
-        from trl import GRPOTrainer
-
-        read_by_its_method = SimpleNamespace(
-            processing_class=tokenizer,
-            chat_template=None,
-            chat_template_kwargs=loaded.trl.chat_template_kwargs or {},
-            tools=None,
-            environment_factories=None,
-            _is_vlm=False,
-        )
-        ids_of_prompts, *_ = GRPOTrainer._tokenize_prompts(read_by_its_method, prompts)
-    else:
-        texts = prompt_texts(tokenizer, rows)
-        is_text = isinstance(prompts[0], str)  # a chat template writes special tokens itself
-        ids_of_prompts = tokenizer(texts, add_special_tokens=is_text)["input_ids"]
-    return [Fed("prompt", [*ids], [False] * len(ids)) for ids in ids_of_prompts]
+    """Return the prompts of rows as they are answered, with no token marked."""
+    texts = prompt_texts(tokenizer, rows, getattr(loaded.trl, "chat_template_kwargs", None))
+    is_text = isinstance(rows[0]["prompt"], str)  # a chat template writes special tokens itself
+    ids_of_prompts = tokenizer(texts, add_special_tokens=is_text)["input_ids"]
+    return [Fed("prompt", ids, [False] * len(ids)) for ids in ids_of_prompts]
 
 
 def _texts(batch: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Fed]:

@@ -26,10 +26,10 @@ from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.evaluation import tables
 from rlhf_trl.models import UNTRAINED, load_tokenizer, model_config
 from rlhf_trl.reward_models.reader import Reader, prompt_ids
-from rlhf_trl.rollouts.generate import prompt_texts
 from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.examples import prompts
+from rlhf_trl.run.fed import fed_prompts
 from rlhf_trl.run.held_rows import answer_text, tokens_of
 from rlhf_trl.run.options import join_options
 from rlhf_trl.run.reward_models import loader_of
@@ -206,9 +206,9 @@ def _without_candidates(own: Any) -> Any:
     names = {field.name for field in fields(own.dataset)}
     if isinstance(own.dataset, FileData) or "candidates" not in names:
         return own
-    is_offline = not {"samples_per_prompt"} & names
-    # without candidates, `sampled_from` of data that are not sampled would be refused
-    unread = {"candidates": 0} | ({"sampled_from": None} if is_offline else {})
+    unread: dict[str, Any] = {"candidates": 0}
+    if "samples_per_prompt" not in names:  # nothing is sampled, so that it would be refused
+        unread["sampled_from"] = None
     return replace(own, dataset=replace(own.dataset, **unread))
 
 
@@ -242,11 +242,10 @@ def _measure_prompts(loaded: Loaded, tokenizer: Any) -> tuple[Measure, str]:
         context = getattr(config, "max_position_embeddings", None)
     answer = getattr(args, "max_completion_length", None)
     answer = answer or getattr(loaded.own, "max_completion_length", 0)
-    template = getattr(args, "chat_template_kwargs", None)
 
     def measure(row: Row) -> Measured:
-        (text,) = prompt_texts(tokenizer, [row], template)
-        count = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+        (prompt,) = fed_prompts(loaded, [row], tokenizer)
+        count = len(prompt.ids)
         fits = context is None or count + answer <= context
         return Measured(count, {}, WHOLE if fits else TOO_LONG)
 
@@ -300,24 +299,18 @@ def _measure_judged(loaded: Loaded, tokenizer: Any) -> Measure:
         step_options = (own.dataset.step_separator, own.dataset.step_split)
     reader = Reader(own.algorithm, own.formulation, *step_options)
 
-    def texts_by_column(row: Row) -> dict[str, list[Any]]:
-        """Return the texts that the reward model reads, each a prompt and an answer as tokens."""
-        prompt, finished = row["prompt"], row.get("finished", True)
-        if "completions" in row:
-            return {"completions": [reader.encode_steps(tokenizer, prompt, row["completions"])]}
-        answers_by_column = {side: [row[side]] for side in SIDES if side in row}
-        if not answers_by_column:
-            answers_by_column = {"ranked": row["ranked"]}
-        return {
-            column: [reader.encode(tokenizer, prompt, answer, finished) for answer in answers]
-            for column, answers in answers_by_column.items()
-        }
+    def longest_text(row: Row, column: str) -> int:
+        """Return the tokens of the longest text, a prompt with an answer, of a column."""
+        prompt, cell = row["prompt"], row[column]
+        if column == "completions":
+            return len(reader.encode_steps(tokenizer, prompt, cell).ids)
+        finished = row.get("finished", True)
+        answers = cell if column == "ranked" else [cell]
+        return max(len(reader.encode(tokenizer, prompt, a, finished).ids) for a in answers)
 
     def measure(row: Row) -> Measured:
-        longest = {
-            column: max(len(text.ids) for text in texts)
-            for column, texts in texts_by_column(row).items()
-        }
+        columns = [name for name in ("completions", *SIDES, "ranked") if name in row]
+        longest = {column: longest_text(row, column) for column in columns}
         prompt_length = len(prompt_ids(tokenizer, row["prompt"]))
         answer_lengths = {column: length - prompt_length for column, length in longest.items()}
         is_long = args.max_length is not None and max(longest.values()) > args.max_length

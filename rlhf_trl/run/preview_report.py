@@ -155,8 +155,7 @@ def _fed(run: Opened, places: Sequence[int]) -> list[list[Fed]]:
     """Return the training rows at these places as the trainer reads them."""
     rows = run.data.train.select(places)
     if run.is_prompts:
-        prompts = fed_prompts(run.stage, run.loaded, list(rows), run.templated)
-        return [[prompt] for prompt in prompts]
+        return [[prompt] for prompt in fed_prompts(run.loaded, list(rows), run.templated)]
     try:
         return fed_examples(run.stage, run.loaded, rows, run.tokenizer)
     except InputError:
