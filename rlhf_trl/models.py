@@ -61,8 +61,9 @@ def load_tokenizer(
     if name == UNTRAINED:
         from rlhf_trl.tiny.tokenizer import build_tokenizer
 
-        return build_tokenizer()
-    tokenizer = from_pretrained(AutoTokenizer, model, args)
+        tokenizer = build_tokenizer()
+    else:
+        tokenizer = from_pretrained(AutoTokenizer, model, args)
     if tokenizer.eos_token_id is None:
         raise InputError(
             f"the tokenizer of {name!r} has no eos_token; set it in its tokenizer_config.json."

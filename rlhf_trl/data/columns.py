@@ -8,7 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rlhf_trl.data.arrow import cells
+from rlhf_trl.data.examples import LISTED
 from rlhf_trl.data.gym import Row
 from rlhf_trl.data.readers import (
     PARTED,
@@ -38,7 +41,6 @@ VALUES = ("label", "margin", "finished")  # columns of one value that are not te
 OPENAI_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 ROLES = (*OPENAI_ROLES, "ipython", "environment", "observation")
 ROW = "__row__"  # a column: the number of the row, from 0, that an example is made of
-LISTED = 10  # bad rows that a message lists
 # What a column may be called elsewhere, in small letters. A name with several meanings is not here:
 # `input` is the question in one data set and a context beside the instruction in another.
 SYNONYMS = {
@@ -115,7 +117,7 @@ def numbered(dataset: "Dataset") -> "Dataset":
     """Return the data set with the numbers of its rows, which stay when rows are left out."""
     if ROW in dataset.column_names:
         return dataset
-    return dataset.add_column(ROW, list(range(len(dataset))))
+    return dataset.add_column(ROW, np.arange(len(dataset)))
 
 
 def rows_missing(before: "Dataset", after: "Dataset") -> list[int]:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 SIDES = ("chosen", "rejected", "completion")  # columns that hold answers
+LISTED = 10  # rows that a message lists
 
 
 @dataclass
@@ -43,8 +44,8 @@ class Examples:
     def first_places(self, reason: str) -> str:
         """Return where the rows stand that are left out for a reason: " (line 3, line 7)" or ""."""
         places = list(dict.fromkeys(self.places.get(reason, ())))  # several examples may be of one
-        more = f" and {len(places) - 10} more" if len(places) > 10 else ""
-        return f" ({', '.join(places[:10])}{more})" if places else ""
+        more = f" and {len(places) - LISTED} more" if len(places) > LISTED else ""
+        return f" ({', '.join(places[:LISTED])}{more})" if places else ""
 
 
 def may_hold_tools(rows: "Dataset") -> bool:

@@ -12,7 +12,6 @@ from rlhf_trl.data import columns
 from rlhf_trl.data.arrow import cells, table
 from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.columns import (
-    LISTED,
     ROW,
     TEMPLATE,
     BadRows,
@@ -25,7 +24,7 @@ from rlhf_trl.data.columns import (
     unnumbered,
     without_rows,
 )
-from rlhf_trl.data.examples import Examples
+from rlhf_trl.data.examples import LISTED, Examples
 from rlhf_trl.data.gym import Row
 from rlhf_trl.data.prompt_keys import prompt_hash, prompt_key
 from rlhf_trl.data.readers import (

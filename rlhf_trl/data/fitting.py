@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from rlhf_trl.data.arrow import cells, differing, table
+from rlhf_trl.data.examples import LISTED
 from rlhf_trl.errors import InputError
 
 ATTEMPTS = 100  # orders tried before there are said to be too few different prompts
@@ -87,10 +88,10 @@ def fit(
     return dataset, numbers
 
 
-def rows_named(numbers: Sequence[int], most: int = 10) -> str:
-    """Name rows by their numbers from 1, at `most` so many, as in " (rows 1, 3, ...)"."""
-    more = ", ..." if len(numbers) > most else ""
-    return f" (rows {', '.join(str(number + 1) for number in numbers[:most])}{more})"
+def rows_named(numbers: Sequence[int]) -> str:
+    """Name the first of rows by their numbers from 1, as in " (rows 1, 3, ...)"."""
+    more = ", ..." if len(numbers) > LISTED else ""
+    return f" (rows {', '.join(str(number + 1) for number in numbers[:LISTED])}{more})"
 
 
 def lengths(dataset: Any, name: str) -> np.ndarray:

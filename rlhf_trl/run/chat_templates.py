@@ -39,14 +39,11 @@ def check_template_reads(data: Examples, tokenizer: Any, args: Any, config: Any)
         for row in tqdm(rows, "tools in the chat template", disable=len(rows) < 50_000):
             counts.update(_left_out(row, tokenizer, args, turns))
         if empty := counts.pop(EMPTY_ANSWER, 0):
-            place = "chat_template.jinja in the model's folder"
-            if hasattr(args, "chat_template_path"):  # a field of some of TRL's configs only
-                place = f"chat_template_path, or {place}"
             raise InputError(
                 f"dataset: {empty} of {len(rows)} {side} rows of {config.path} have "
                 f"{EMPTY_ANSWER}, which the chat template leaves out, so that the empty text would "
-                f"be trained; take a template that reads tool_calls ({place}), or remove these "
-                "rows."
+                "be trained; take a template that reads tool_calls (chat_template_path, or "
+                "chat_template.jinja in the model's folder), or remove these rows."
             )
         for name, count in sorted(counts.items()):
             if args.process_index == 0:
