@@ -277,6 +277,11 @@ def _add_preview(commands: _Commands) -> None:
     option("--json", action="store_true", help="the same for programs")
     option("--html", metavar="FILE", help="write it as a page, too, with whole examples")
     option("--completion", metavar="TEXT", help="that rewards judge (the right answer of each row)")
+    option(
+        "--sample",
+        action="store_true",
+        help="load the model, and let it answer the prompts that are shown; rewards judge that",
+    )
 
 
 def _add_plan(commands: _Commands) -> None:
@@ -775,7 +780,7 @@ def _preview(args: argparse.Namespace) -> None:
     disable_progress_bars()
     width, in_color = terminal()
     with redirect_stdout(sys.stderr):  # libraries print, too, but stdout is for the result alone
-        shown = report(args.config, args.recipe_options, args.completion)
+        shown = report(args.config, args.recipe_options, args.completion, args.sample)
     if args.html:
         shown.write_html(args.html)
     print(shown.as_json() if args.json else shown.as_text(width, in_color))

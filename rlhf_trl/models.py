@@ -40,10 +40,16 @@ def load_quietly() -> None:
     logging.getLogger("DeepSpeed").addFilter(lambda record: notice not in record.getMessage())
 
 
-def load_tokenizer(model: Any, args: Any, conversational: bool = True) -> Any:
+def load_tokenizer(
+    model: Any, args: Any, conversational: bool = True, replaces_template: bool = True
+) -> Any:
     """Return the tokenizer of a `ModelConfig`, with a pad token and, for conversations, a template.
 
-    Its `model_name_or_path` is `tiny`, `tiny_untrained`, a folder or a hub name.
+    Args:
+        model: its `model_name_or_path` is `tiny`, `tiny_untrained`, a folder or a hub name.
+        args: TRL's config, which may name a template in `chat_template_path`.
+        conversational: whether the prompts are conversations.
+        replaces_template: whether the template of `args` goes before the tokenizer's own.
     """
     from transformers import AutoTokenizer
 
@@ -55,24 +61,59 @@ def load_tokenizer(model: Any, args: Any, conversational: bool = True) -> Any:
     if name == UNTRAINED:
         from rlhf_trl.tiny.tokenizer import build_tokenizer
 
-        return build_tokenizer()
-    tokenizer = from_pretrained(AutoTokenizer, model, args)
+        tokenizer = build_tokenizer()
+    else:
+        tokenizer = from_pretrained(AutoTokenizer, model, args)
     if tokenizer.eos_token_id is None:
         raise InputError(
             f"the tokenizer of {name!r} has no eos_token; set it in its tokenizer_config.json."
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    from rlhf_trl.named_templates import TEMPLATES, template_file
+
+    path = getattr(args, "chat_template_path", None)
+    if conversational and path and (replaces_template or tokenizer.chat_template is None):
+        tokenizer.chat_template = chat_template(path)
+        args.chat_template_path = template_file(path)  # which RewardTrainer and SFTTrainer read
     if conversational and tokenizer.chat_template is None:
-        or_path = ", or give it one by its name in supervised fine-tuning (chat_template_path)"
-        if hasattr(args, "chat_template_path"):
-            or_path = ", or write chat_template_path: chatml, or another template's name"
         raise InputError(
             f"the tokenizer of {name!r} has no chat template, and prompts here are conversations; "
-            "add chat_template.jinja to the model's folder (an instruction-tuned model has one)"
-            f"{or_path}."
+            "add chat_template.jinja to the model's folder (an instruction-tuned model has one), "
+            "or write chat_template_path: zephyr, or another template's name "
+            f"({', '.join(TEMPLATES)})."
         )
     return tokenizer
+
+
+def chat_template(path: str, key: str = "chat_template_path") -> str:
+    """Return the chat template that a field of a config names.
+
+    Args:
+        path: the field's value: a template's name, a .jinja file, or a folder or hub model with a
+            tokenizer that has one.
+        key: the field, for errors.
+    """
+    from transformers import AutoTokenizer
+
+    from rlhf_trl.named_templates import TEMPLATES, template_file
+
+    path = template_file(path)
+    if path.endswith((".jinja", ".j2")):
+        if not Path(path).is_file():
+            raise InputError(f"{key}: there is no file {path!r}; write that of one.")
+        return Path(path).read_text(encoding="utf-8")
+    fault = (
+        "is neither a .jinja file nor a folder or hub model with a tokenizer that can be reached"
+    )
+    with loading(f"{key}: {path!r}", f"name one, or a template ({', '.join(TEMPLATES)})", fault):
+        donor = AutoTokenizer.from_pretrained(path)
+    if donor.chat_template is None:
+        raise InputError(
+            f"{key}: the tokenizer of {path!r} has no chat template to take over; "
+            "name an instruction-tuned model, or a .jinja file."
+        )
+    return donor.chat_template
 
 
 def prepare_model(model: Any, args: Any) -> Any:

@@ -51,6 +51,17 @@ def test_other_words_are_refused_in_a_sentence(configs, words):
     assert str(stop.value).startswith("error: ")
 
 
+@pytest.mark.parametrize("words", [["show", "own/gropo"], ["diff", "own/dpo", "own/gropo"]])
+def test_a_name_that_no_config_has_gets_a_hint(configs, words):
+    with pytest.raises(SystemExit, match=r"own/gropo is neither .* \(did you mean 'own/grpo'\?\)"):
+        configs(*words)
+
+
+def test_a_folder_lists_its_own_configs(configs):
+    names = {line.split()[0] for line in configs("own").splitlines()[1:]}
+    assert names == {f"own/{file.stem}" for file in (CONFIGS / "own").glob("*.yaml")}
+
+
 def test_a_copy_never_overwrites(configs):
     Path("mine.yaml").write_text("mine\n")
     with pytest.raises(SystemExit, match=r"error: copy: mine\.yaml exists; name another file\."):

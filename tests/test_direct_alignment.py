@@ -373,13 +373,15 @@ def test_overlong_pairs_follow_the_rule(name):
     # bos user 20 end assistant = 24 tokens of prompt; c 10 + end = 11; r 6 + end = 7
     rows = [LONG, *pairs(7)]
     cut = build(name, rows=rows, max_length=30, overlong="cut_prompt", count=None)
-    counts = cut.fitted["train"]
-    assert (counts["cut"], counts["over-long"]) == ((2, 0) if name == "kto" else (1, 0))
+    # of KTO, the two answers are the rows
+    alone = [0, 8] if name == "kto" else [0]
+    numbers = cut.fitted["train"]
+    assert (numbers["cut"], numbers["over-long"]) == (alone, [])
     longest = {len(ids) for ids in texts_of(cut)}
     assert max(longest) == 30
     dropped = build(name, rows=rows, max_length=30, overlong="drop", count=None)
-    counts = dropped.fitted["train"]
-    assert (counts["cut"], counts["over-long"]) == ((0, 2) if name == "kto" else (0, 1))
+    numbers = dropped.fitted["train"]
+    assert (numbers["cut"], numbers["over-long"]) == ([], alone)
     assert max(len(ids) for ids in texts_of(dropped)) <= 30
 
 
@@ -397,9 +399,9 @@ def texts_of(trainer):
 @pytest.mark.parametrize("name", ["dpo", "orpo"])
 def test_pairs_that_are_identical_when_cut_are_dropped(name):
     alike = {**LONG, "rejected": message("assistant", "c" * 9 + "d")}
-    rows = [alike, *pairs(3)]
+    rows = [*pairs(2), alike, *pairs(1)]
     trainer = build(name, rows=rows, max_length=30, overlong="cut_completion")
-    assert trainer.fitted["train"]["identical"] == 1
+    assert trainer.fitted["train"]["identical"] == [2]
     assert len(trainer.train_dataset) == 3
 
 

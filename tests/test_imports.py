@@ -7,6 +7,7 @@ ROOT = Path(__file__).parent.parent
 # from the ground; a room imports those before it
 ROOMS = [
     *["errors", "book", "algorithms", "losses", "tiny", "output", "manifests", "cards"],
+    "named_templates",
     *["models", "value_models", "policies", "quantized"],
     *["on_deepspeed", "synced_reference", "checkpoints"],
     *["data", "rollouts", "reward_models", "rewards", "evaluation", "trainers", "run", "ports"],

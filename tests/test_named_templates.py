@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 from trl.chat_template_utils import get_training_chat_template
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.run.named_templates import NAMES, family_of, template_file
+from rlhf_trl.named_templates import TEMPLATES, family_of, template_file
 from rlhf_trl.run.preview_report import report
 
 TALK = [
@@ -36,6 +36,8 @@ WRITTEN = {
     "V<|im_end|>\n<|im_start|>assistant\n[<think>\n\n</think>\n\nB<|im_end|>\n]",
 }
 
+ASKED = "<|system|>\nS<|end|>\n<|user|>\nU<|end|>\n<|assistant|>\n"
+
 
 def templated(own_model, name):
     tokenizer = AutoTokenizer.from_pretrained(own_model)
@@ -45,7 +47,7 @@ def templated(own_model, name):
     return tokenizer
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_what_a_template_writes_and_marks(name, own_model):
     tokenizer = templated(own_model, name)
     encoded = tokenizer.apply_chat_template(
@@ -85,6 +87,42 @@ def test_the_template_of_another_model_is_written_in_tokens_of_this_one(own_mode
     shown = report(str(ROOT / "configs" / "own" / "sft.yaml"), words)
     ((text,),) = shown.examples
     assert shown.tokenizer.decode(text.ids) == "<|user|>U<|end|><|assistant|>A<|end|>"
+
+
+PAIR = {
+    "prompt": TALK[:2],
+    "chosen": [said("assistant", "A")],
+    "rejected": [said("assistant", "B")],
+}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "row", "written"),
+    [
+        ("dpo", PAIR, [f"{ASKED}A<|end|>\n", f"{ASKED}B<|end|>\n"]),
+        ("orpo", PAIR, [f"{ASKED}A<|end|>\n", f"{ASKED}B<|end|>\n"]),
+        ("reward", PAIR, [f"{ASKED}A<|end|>\n", f"{ASKED}B<|end|>\n"]),
+        ("grpo", {"prompt": TALK[:2], "answer": "1"}, [ASKED]),
+        ("rejection_sampling", {"prompt": TALK[:2], "answer": "1"}, [ASKED]),
+    ],
+)
+def test_a_base_model_gets_a_named_template_in_every_recipe(
+    recipe, row, written, own_model, tmp_path
+):
+    base = tmp_path / "base"
+    tokenizer = AutoTokenizer.from_pretrained(own_model)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(base)
+    for file in ("config.json", "generation_config.json"):
+        (base / file).write_text((own_model / file).read_text())
+    path = write_lines(tmp_path / "rows.jsonl", [row, row | {"prompt": TALK[1:2]}])
+    words = ["--model_name_or_path", str(base), "--use_cpu", "--eval_strategy", "no"]
+    words += ["--dataset.path", str(path), "--dataset.eval_size", "null"]
+    config = str(ROOT / "configs" / "own" / f"{recipe}.yaml")
+    with pytest.raises(InputError, match=r"write chat_template_path: zephyr, or .*\(chatml, "):
+        report(config, words)
+    shown = report(config, [*words, "--chat_template_path", "zephyr"])
+    assert [shown.tokenizer.decode(text.ids) for text in shown.examples[0]] == written
 
 
 def test_a_template_without_marks_is_offered_the_one_of_its_family(own_model, tmp_path):

@@ -493,8 +493,10 @@ def test_empty_messages_and_rows_without_an_answer_are_named(tmp_path):
     path = str(write_lines(tmp_path / "b.jsonl", rows))
     data = load_demonstrations(AnswersToLearn(path), "imperfect")
     numbers = [1, 3, 4, 5, 6, 7, 8, 9, 10, 11]
-    told = ", ".join(f"row {number}" for number in numbers)
-    assert data.dropped[f"the last message is not the assistant's: {told} and 2 more"] == 12
+    told = ", ".join(f"line {number}" for number in numbers)
+    reason = "the last message is not the assistant's"
+    assert data.dropped[reason] == 12
+    assert data.first_places(reason) == f" ({told} and 2 more)"
 
 
 @pytest.mark.parametrize("shape", ["messages", "completion", "pairs", "prompts"])

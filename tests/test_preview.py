@@ -8,6 +8,7 @@ from own_model import said, write_lines
 
 from rlhf_trl.cli import main
 from rlhf_trl.run.preview import preview
+from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 # The embedded model has a token for each letter, and a text to learn ends with one more.
 TINY = ("--model_name_or_path", "tiny", "--use_cpu")
@@ -211,7 +212,7 @@ PLANTED = {
         "dpo",
         [pair("ab", "c", "c"), pair("ab", "c", "d")],
         [],
-        "left out 1 training rows: chosen identical to rejected",
+        "left out 1 training rows: chosen identical to rejected (line 1)",
     ),
 }
 
@@ -285,7 +286,7 @@ def test_published_rows_are_previewed(name, tmp_path, capsys):
     first = screen(tmp_path, capsys, recipe, path, *words)
     assert ["rows", count] in [line.split() for line in first.splitlines()]
     if name == "hh":
-        assert "left out 1 training rows: an empty prompt or answer" in first
+        assert "left out 1 training rows: an empty prompt or answer (line 2)" in first
 
 
 def test_traces_without_a_bad_step_are_an_error(tmp_path):
@@ -316,7 +317,6 @@ def test_examples_stand_side_by_side_with_marks(tmp_path, capsys, monkeypatch):
 def test_colors_take_the_place_of_brackets():
     from rlhf_trl.run.fed import Fed
     from rlhf_trl.run.preview_page import as_lines
-    from rlhf_trl.tiny.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer()
     ids = tokenizer("abcdef", add_special_tokens=False)["input_ids"]
@@ -340,6 +340,53 @@ def test_rewards_and_what_comes(tmp_path, capsys, monkeypatch):
     assert "reward number: 1, 1, 1 for the column answer to the first 3 rows, in " in first
     wrong = screen(tmp_path, capsys, "grpo", path, "--completion", "It is 2.", *words)
     assert "reward number: 0, 1, 0 for --completion to the first 3 rows, in " in wrong
+
+
+def test_sampled_answers_are_shown_and_judged(tmp_path, capsys):
+    words = ["--dataset.size", "9", "--dataset.eval_size", "4", "--sample"]
+    main(["preview", "tiny/grpo", "--json", "--max_completion_length", "25", *words])
+    shown = json.loads(capsys.readouterr().out)
+    tokenizer = build_tokenizer()
+    right, ended = [], []
+    for (text,) in shown["examples"]:
+        first = text["trained"].index(True)
+        assert all(text["trained"][first:])
+        prompt, answer = (
+            tokenizer.decode(text["ids"][:first]),
+            tokenizer.decode(text["ids"][first:]),
+        )
+        word = prompt.rpartition(": ")[2].removesuffix("<|end|><|assistant|>")
+        right.append(f"{float(f'<answer>{word[::-1]}</answer>' in answer):g}")
+        ended.append(answer.endswith("<|end|>"))
+    assert len(right) == 3 and any(ended)
+    reward = f"reward exact_match: {', '.join(right)} for sampled answers to the shown 3 rows, in "
+    assert any(line.startswith(reward) for line in shown["rewards"])
+
+
+@pytest.mark.parametrize("words", [["tiny/sft", "--sample"], ["tiny/grpo", "--completion", "a"]])
+def test_an_answer_is_sampled_where_the_run_samples_and_none_is_written(words):
+    size = ["--dataset.size", "9", "--dataset.eval_size", "4"]
+    with pytest.raises(SystemExit, match="error: --sample"):
+        main(["preview", *dict.fromkeys([*words, "--sample"]), *size])
+
+
+def test_unbalanced_labels_are_told_as_of_all_rows(tmp_path, capsys, caplog):
+    labels = [True] * 90 + [False] * 10  # of which the preview shows 3, and prepares 64
+    rows = [{"prompt": f"q{n}", "completion": "c", "label": y} for n, y in enumerate(labels)]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    first = screen(tmp_path, capsys, "kto", path)
+    assert "! 90 of 100 training rows are desirable, which count 9.00 times as much" in first
+    # 10 / 90 and 4 / 3 as much, as TRL rounds them: [0.11, 0.15] by KTOTrainer on all rows
+    assert "write a desirable_weight from 0.11 to 0.15" in first
+    assert "different amounts" not in caplog.text
+    balanced = screen(tmp_path, capsys, "kto", path, "--desirable_weight", "0.12")
+    assert "desirable_weight" not in balanced
+
+
+def test_a_name_that_no_config_has_gets_a_hint(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["preview", "own/gropo"])
+    assert "did you mean 'own/grpo'" in str(stop.value) and "`rlhf-trl configs`" in str(stop.value)
 
 
 def test_a_mixture_and_a_limit_from_the_command_line(tmp_path, capsys):

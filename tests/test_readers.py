@@ -433,6 +433,51 @@ def test_a_faulty_row_of_a_known_form_is_named(name, tmp_path):
     assert "skip_bad: 1" in str(error.value)
 
 
+# --- columns of other names
+
+
+def renamed(tmp_path, name, **names):
+    """Return a file with the rows of a fixture, whose columns have other names."""
+    rows = map(json.loads, Path(fixture(name)).read_text().splitlines())
+    rows = [{names.get(key, key): cell for key, cell in row.items()} for row in rows]
+    return write_lines(tmp_path / "renamed.jsonl", rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "reader", "load", "names"),
+    [
+        ("sharegpt", "sharegpt", load_demonstrations, {"conversations": "dialog", "tools": "api"}),
+        ("alpaca_pairs", "alpaca", load_preferences, {"chosen": "better", "rejected": "worse"}),
+    ],
+)
+def test_columns_map_what_a_reader_reads(tmp_path, name, reader, load, names):
+    path = renamed(tmp_path, name, **names)
+    data = loaded(load, path, reader=reader, columns=names)
+    assert list(data.train) == BY_HAND[name, reader][0]
+    with pytest.raises(InputError, match=f"as in {{{next(iter(names))}: THEIRS}}"):
+        loaded(load, path, reader=reader)
+
+
+def test_columns_map_what_a_reader_reads_and_what_it_makes(tmp_path):
+    path = renamed(tmp_path, "hh", chosen="good", rejected="bad")
+    names = {"chosen": "good", "rejected": "bad", "completion": "rejected"}
+    data = loaded(load_demonstrations, path, reader="hh", columns=names)
+    assert data.train[0]["completion"] == [bot("I do not know.")]
+
+
+def test_messages_about_columns_say_how_a_reader_takes_them(tmp_path):
+    path = renamed(tmp_path, "sharegpt_pairs", conversations="dialog")
+    wanted = r"dataset\.reader: sharegpt and dataset\.columns: {conversations: dialog}"
+    rows = [{"dialog": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}]
+    only = write_lines(tmp_path / "only.jsonl", rows)
+    with pytest.raises(InputError, match=wanted):
+        loaded(load_demonstrations, only)
+    with pytest.raises(InputError, match=r"or name a reader of it \(sharegpt\)"):
+        loaded(load_demonstrations, only, columns={"conversations": "dialog"})
+    with pytest.raises(InputError, match=r"conversations: dialogue renames nothing; .*'dialog'"):
+        loaded(load_preferences, path, reader="sharegpt", columns={"conversations": "dialogue"})
+
+
 # --- mixtures
 
 
@@ -481,6 +526,8 @@ def test_files_of_several_forms_are_mixed(tmp_path):
     assert by_answer["It is 2."]["tools"] == [tool("price", "of")]
     assert by_answer["Bee."]["tools"] is None and by_answer["Bee."]["prompt"][0]["role"] == "user"
     assert data.dropped[BLANK] == 2
+    places = [f"line 3 of {fixture('alpaca')}", f"line 2 of {fixture('hh')}"]
+    assert data.first_places(BLANK) == f" ({', '.join(places)})"
 
 
 def test_a_mixture_of_texts_and_messages_is_refused(tmp_path):

@@ -284,7 +284,7 @@ def test_scored_completions_are_ranked_by_score():
     rows = Dataset.from_list(rows)
     found, dropped = checked_ranked(rows, "f", {"prompt": "instruction"}, 3)
     assert list(found) == [{"prompt": "a", "ranked": ["good", "so", "bad"]}]
-    assert dropped == {"not 3 different scores": 1}
+    assert dropped == {"not 3 different scores": [1]}
     assert checked_ranked(rows, "f", {"prompt": "instruction"}, 2)[0][1]["ranked"] == ["x", "z"]
 
 

@@ -98,7 +98,7 @@ def test_rows_whose_prompt_fills_the_length_are_left_out_and_counted(packing, bu
     rows = [{"messages": talk("a" * 12, "ba")}, {"messages": talk("ab", "ba")}]
     trainer, out = built(rows, "--max_length", 16, "--packing", packing)
     assert len(trainer.train_dataset) == 1
-    assert "left out 1 train rows: nothing to train on within max_length 16" in out
+    assert "left out 1 train rows: nothing to train on within max_length 16 (rows 1)" in out
     trainer, out = built(rows, "--max_length", 17, "--packing", packing)
     assert sum(label != -100 for row in trainer.train_dataset for label in row["labels"]) == 1 + 3
     assert "left out" not in out
@@ -110,12 +110,12 @@ def test_answers_that_lose_their_end_are_counted(packing, built):
     rows = [talk("ab", "ba"), talk("abcdefgh", "abcd"), talk("a" * 12, "ba")]
     rows = [{"messages": messages} for messages in rows]
     trainer, out = built(rows, "--max_length", 16, "--packing", packing)
-    assert (trainer.left_out, trainer.cut_off) == ({"train": 1}, {"train": 1})
-    assert "1 train rows lose their end to max_length 16" in out
+    assert (trainer.left_out, trainer.cut_off) == ({"train": [2]}, {"train": [1]})
+    assert "1 train rows lose their end to max_length 16 (rows 2)" in out
     trainer, out = built(rows, "--max_length", 17, "--packing", packing)
-    assert (trainer.left_out, trainer.cut_off) == ({"train": 0}, {"train": 1})
+    assert (trainer.left_out, trainer.cut_off) == ({"train": []}, {"train": [2]})
     trainer, out = built(rows, "--max_length", 19, "--packing", packing)
-    assert (trainer.left_out, trainer.cut_off) == ({"train": 0}, {"train": 0})
+    assert (trainer.left_out, trainer.cut_off) == ({"train": []}, {"train": []})
     assert "lose their end" not in out
 
 
@@ -324,6 +324,10 @@ REFUSED = {
     "no donor": (
         *(TALKS, ["--chat_template_path", "./nowhere"]),
         "chat_template_path: './nowhere' is neither a .jinja file nor",
+    ),
+    "a later row that the template refuses": (
+        *([*TALKS, {"messages": [*talk("ab"), said("tool", "5"), said("assistant", "c")]}], []),
+        f"the chat template refuses row {len(TALKS) + 1} of those that are left (The role of a",
     ),
     "too short": (TALKS, ["--max_length", 3], "max_length: 3 leaves no token to train on in any"),
 }

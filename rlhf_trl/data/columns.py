@@ -8,9 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rlhf_trl.data.arrow import cells
+from rlhf_trl.data.examples import LISTED
 from rlhf_trl.data.gym import Row
-from rlhf_trl.data.readers import PARTED, SIDES, UNANSWERED, WrongRow, split_prompt
+from rlhf_trl.data.readers import (
+    PARTED,
+    READERS,
+    SIDES,
+    UNANSWERED,
+    WrongRow,
+    columns_read,
+    forms,
+    split_prompt,
+)
 from rlhf_trl.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -19,7 +31,8 @@ if TYPE_CHECKING:
 
 Shape = Sequence[str]  # columns that make an example, such as ("prompt", "chosen", "rejected")
 Names = Mapping[str, str]  # {this package's name of a column: the data set's name of that column}
-Counted = tuple["Dataset", dict[str, int]]  # examples, and how many rows make none, by reason
+# examples, and the numbers, from 0, of the rows that make none, by reason
+Counted = tuple["Dataset", dict[str, list[int]]]
 UNSPLIT = f"{PARTED}, or {UNANSWERED}"  # why no prompt can be split off a row
 TEMPLATE = ("tools", "chat_template_kwargs")  # columns that TRL's trainers hand to chat templates
 VALUES = ("label", "margin", "finished")  # columns of one value that are not texts
@@ -28,7 +41,6 @@ VALUES = ("label", "margin", "finished")  # columns of one value that are not te
 OPENAI_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 ROLES = (*OPENAI_ROLES, "ipython", "environment", "observation")
 ROW = "__row__"  # a column: the number of the row, from 0, that an example is made of
-LISTED = 10  # bad rows that a message lists
 # What a column may be called elsewhere, in small letters. A name with several meanings is not here:
 # `input` is the question in one data set and a context beside the instruction in another.
 SYNONYMS = {
@@ -87,14 +99,32 @@ def listed(
     """Name rows, at `most` so many, with what is wrong with them; reasons are not repeated."""
     by_reason: dict[str, list[str]] = {}
     for number in sorted(reasons)[:most]:
-        place = places.get(number, f"row {number + 1}")
-        by_reason.setdefault(reasons[number], []).append(place)
+        by_reason.setdefault(reasons[number], []).append(place_of(number, places))
     return ", ".join(f"{', '.join(rows)} ({reason})" for reason, rows in by_reason.items())
+
+
+def place_of(number: int, places: Mapping[int, str]) -> str:
+    """Say where the row of a number stands: as `places` says, or by counting rows from 1."""
+    return places.get(number, f"row {number + 1}")
 
 
 def row_numbers(dataset: "Dataset") -> Sequence[int]:
     """Return the number, from 0, of the row that each example is made of."""
     return dataset[ROW][:] if ROW in dataset.column_names else range(len(dataset))
+
+
+def numbered(dataset: "Dataset") -> "Dataset":
+    """Return the data set with the numbers of its rows, which stay when rows are left out."""
+    if ROW in dataset.column_names:
+        return dataset
+    return dataset.add_column(ROW, np.arange(len(dataset)))
+
+
+def rows_missing(before: "Dataset", after: "Dataset") -> list[int]:
+    """Return the numbers of the rows that are in `before`, and no longer in `after`."""
+    if len(before) == len(after):
+        return []
+    return sorted({*row_numbers(before)} - {*row_numbers(after)})
 
 
 def unnumbered(dataset: "Dataset") -> "Dataset":
@@ -301,13 +331,39 @@ def _names_there(
     known = dict.fromkeys([*of_shapes, *optional])
     for ours in columns:
         if ours not in known:
+            readers = [name for name in READERS if ours in columns_read(name)]
+            instead = f", or name a reader of it ({', '.join(readers)})" if readers else ""
             raise InputError(
                 f"dataset.columns: {ours!r} is not a column that is read{nearest(ours, known)}; "
-                f"write one of {', '.join(known)}."
+                f"write one of {', '.join(known)}{instead}."
             )
     check_mapped(there, columns, where)
     check_unread(set(there) - set(columns.values()) - set(optional), where)
     return {name: columns.get(name, name) for name in known}
+
+
+def renamed_for_reader(
+    dataset: "Dataset", columns: Names, reader: str, where: str
+) -> tuple["Dataset", Names]:
+    """Give columns of a data set the names by which a reader knows them.
+
+    Return the data set, and what of `columns` renames columns that the reader makes.
+    """
+    there = [name for name in dataset.column_names if name != ROW]
+    read = columns_read(reader)
+    made = {column for form in forms(reader) for column in form.makes}
+    before = {ours: theirs for ours, theirs in columns.items() if ours in read and theirs in there}
+    after = {ours: theirs for ours, theirs in columns.items() if ours not in before}
+    for ours, theirs in after.items():
+        if theirs not in made:
+            raise InputError(
+                f"dataset.columns: {ours}: {theirs} renames nothing; the reader {reader} reads "
+                f"{', '.join(sorted(read))}, {where} has {', '.join(there)}, and of that the "
+                f"reader makes {', '.join(sorted(made))}{nearest(theirs, [*there, *made])}."
+            )
+    hidden = [ours for ours in before if ours in there and ours not in before.values()]
+    dataset = dataset.remove_columns(hidden)
+    return dataset.rename_columns({theirs: ours for ours, theirs in before.items()}), after
 
 
 def _selected(dataset: "Dataset", names: Sequence[str], theirs: Names) -> "Dataset":
@@ -343,6 +399,12 @@ def mapping_hint(
     free = [name for name in there if name not in taken.values()]
     if not free:
         return "add them"
+    turns = [name for name in free if _holds_messages(dataset.features[name], ("from", "value"))]
+    if len(turns) == 1:
+        return (
+            f"if {turns[0]} is a conversation as ShareGPT has it, write dataset.reader: sharegpt "
+            f"and dataset.columns: {{conversations: {turns[0]}}}"
+        )
     guesses = {}  # {our name: the data set's name}
     for ours in lacking:
         if ours == "messages":
@@ -362,10 +424,10 @@ def mapping_hint(
     )
 
 
-def _holds_messages(feature: Any) -> bool:
-    """Whether a column holds lists of messages with role and content."""
+def _holds_messages(feature: Any, keys: Sequence[str] = ("role", "content")) -> bool:
+    """Whether a column holds lists of messages with these keys."""
     message = getattr(feature, "feature", None)
-    return isinstance(message, dict) and {"role", "content"} <= message.keys()
+    return isinstance(message, dict) and {*keys} <= message.keys()
 
 
 MEDIA = ("images", "videos", "audios")

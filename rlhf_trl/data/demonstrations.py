@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 from rlhf_trl.data import made
 from rlhf_trl.data.blocks import DemonstrationData, FileData
 from rlhf_trl.data.columns import (
-    LISTED,
     TEMPLATE,
     Counted,
     Names,
     check_cells,
     code,
-    row_numbers,
+    numbered,
+    rows_missing,
     select_shape,
     unnumbered,
 )
@@ -58,7 +58,7 @@ def _learning_chosen(file: Any) -> Any:
 
 
 def checked_demonstrations(dataset: "Dataset", where: str, columns: Names) -> Counted:
-    """Return prompts with their completions, and how many rows were left out, by reason.
+    """Return prompts with their completions, and the rows that were left out, by reason.
 
     Of `messages`, the last one is the completion, and the ones before it are the prompt. Columns of
     chat templates (`TEMPLATE`) stay.
@@ -74,7 +74,9 @@ def checked_demonstrations(dataset: "Dataset", where: str, columns: Names) -> Co
     split = select_shape(dataset, where, columns, (COLUMNS,), TEMPLATE, instead=("messages",))
     names_in_errors = {"completion": "messages" if has_messages else "completion"}
     check_cells(split, ["completion"], where, names_in_errors)
+    dropped = {UNANSWERED: rows_missing(dataset, split)}
     # before prompts are checked: a missing prompt leaves its row out, and is no error
+    split = numbered(split)
     with_prompt = split.filter(
         _have_prompt,
         batched=True,
@@ -84,10 +86,7 @@ def checked_demonstrations(dataset: "Dataset", where: str, columns: Names) -> Co
     )
     if not len(with_prompt):
         raise InputError(f"dataset: in all {len(dataset)} rows of {where} {NO_PROMPT}.")
-    dropped = {
-        _naming_rows(UNANSWERED, dataset, split): len(dataset) - len(split),
-        NO_PROMPT: len(split) - len(with_prompt),
-    }
+    dropped[NO_PROMPT] = rows_missing(split, with_prompt)
     if not dropped[NO_PROMPT]:
         with_prompt = split  # the same rows, without the list of indices that makes `filter`'s slow
     check_cells(with_prompt, ["prompt"], where)
@@ -112,19 +111,6 @@ def _answer_column(dataset: "Dataset", where: str, columns: Names) -> tuple[Name
             "learn; give prompt and completion, or messages."
         )
     return columns, messages is not None
-
-
-def _naming_rows(reason: str, before: "Dataset", after: "Dataset") -> str:
-    """Return the reason why rows are left out, with the first numbers, from 1, of these rows.
-
-    They are the rows of the data set `before` that are not in the data set `after`.
-    """
-    numbers = sorted({*row_numbers(before)} - {*row_numbers(after)})
-    if not numbers:
-        return reason
-    rows = ", ".join(f"row {number + 1}" for number in numbers[:LISTED])
-    more = f" and {len(numbers) - LISTED} more" if len(numbers) > LISTED else ""
-    return f"{reason}: {rows}{more}"
 
 
 def _have_prompt(prompts: list[Any], completions: list[Any], code: str) -> list[bool]:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 SIDES = ("chosen", "rejected", "completion")  # columns that hold answers
+LISTED = 10  # rows that a message lists
 
 
 @dataclass
@@ -21,8 +22,9 @@ class Examples:
     `ranked`), outcomes (unpaired ones with `finished`), traces (`prompt`, `completions`, `labels`),
     demonstrations (`prompt`, `completion`), or prompts with all columns beside them; `held_out`
     examples like them for evaluation. `dropped` counts the rows left out, by reason;
-    `dropped_held_out` counts those of `held_out` where they are counted by themselves.
-    `candidates` are outcomes to rank, those of one prompt in a row. `notes` are sentences to print.
+    `dropped_held_out` counts those of `held_out` where they are counted by themselves. `places`
+    says where rows left out of a file stand ("line 3"), by reason. `candidates` are outcomes to
+    rank, those of one prompt in a row. `notes` are sentences to print.
     """
 
     train: "Dataset"
@@ -32,11 +34,18 @@ class Examples:
     candidates: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     dropped_held_out: dict[str, int] = field(default_factory=dict)
+    places: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def conversational(self) -> bool:
         """Whether prompts are lists of messages."""
         return isinstance(self.train[0]["prompt"], list)
+
+    def first_places(self, reason: str) -> str:
+        """Return where the rows stand that are left out for a reason: " (line 3, line 7)" or ""."""
+        places = list(dict.fromkeys(self.places.get(reason, ())))  # several examples may be of one
+        more = f" and {len(places) - LISTED} more" if len(places) > LISTED else ""
+        return f" ({', '.join(places[:LISTED])}{more})" if places else ""
 
 
 def may_hold_tools(rows: "Dataset") -> bool:

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,6 @@ from rlhf_trl.data import columns
 from rlhf_trl.data.arrow import cells, table
 from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.columns import (
-    LISTED,
     ROW,
     TEMPLATE,
     BadRows,
@@ -21,10 +20,11 @@ from rlhf_trl.data.columns import (
     code,
     converted,
     listed,
+    place_of,
     unnumbered,
     without_rows,
 )
-from rlhf_trl.data.examples import Examples
+from rlhf_trl.data.examples import LISTED, Examples
 from rlhf_trl.data.gym import Row
 from rlhf_trl.data.prompt_keys import prompt_hash, prompt_key
 from rlhf_trl.data.readers import (
@@ -49,6 +49,10 @@ BAD = "dataset.skip_bad: "  # how the reason of rows that are left out as bad be
 FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 
+# examples, and where the rows stand that make none ("line 3"), by reason
+Placed = tuple["Dataset", dict[str, list[str]]]
+
+
 class Rows(NamedTuple):
     """The rows of a file, folder or hub data set, and what `load_dataset` took to read them."""
 
@@ -66,7 +70,7 @@ def read(
     name: str | None = None,
     reader: str | None = None,
     key: str = "path",
-) -> Counted:
+) -> tuple["Dataset", dict[str, int]]:
     """Return the rows of a file, folder or hub data set, and how many were left out, by reason.
 
     Args:
@@ -84,7 +88,7 @@ def read(
         examples, dropped = _examples_by_reader(rows.dataset, reader, path)
     except BadRows as error:
         raise BadRows(path, error.reasons, _places(rows, error.reasons)) from error
-    return unnumbered(examples), dropped
+    return unnumbered(examples), {reason: len(numbers) for reason, numbers in dropped.items()}
 
 
 def read_examples(
@@ -98,8 +102,8 @@ def read_examples(
     shapes: Sequence[str] = (),
     notes: list[str] | None = None,
     **options: Any,
-) -> Counted:
-    """Return the examples made of the first `count` rows, and how many rows were left out.
+) -> Placed:
+    """Return the examples made of the first `count` rows, and where rows stand that make none.
 
     Rows are left out by the reader, by `convert`, or because they are bad. The reason of bad rows
     lists which ones they are.
@@ -128,6 +132,9 @@ def read_examples(
         # a reader parses answers itself
         theirs = [config.columns.get(name, name) for name in answers]  # as the data set calls them
         dataset = _answers_as_written(rows, theirs)
+    names = config.columns  # that are left to rename
+    if reader:
+        dataset, names = columns.renamed_for_reader(dataset, names, reader, path)
     bad: dict[int, str] = {}  # {number of a row: what is wrong with it}, of all passes
     places: dict[int, str] = {}  # {number of a row: where it stands, such as "line 3"}
     while True:  # each pass leaves out the bad rows that the passes before raised
@@ -135,7 +142,7 @@ def read_examples(
             readable, dropped_by_reader = dataset, {}
             if reader:
                 readable, dropped_by_reader = _examples_by_reader(dataset, reader, path)
-            examples, dropped = convert(readable, path, config.columns, **options)
+            examples, dropped = convert(readable, path, names, **options)
             break
         except BadRows as error:
             bad |= error.reasons
@@ -150,12 +157,17 @@ def read_examples(
             f"dataset: {path} has tools or chat_template_kwargs, which only chat templates read, "
             "and prompts that are texts; write messages, or remove these columns."
         )
-    counts = dict(dropped_by_reader)
+    left_out = dict(dropped_by_reader)
     if bad:
-        counts[f"{BAD}{path}: {listed(bad, places)}"] = len(bad)
-    for reason, count in dropped.items():  # a reason may be the reader's, too
-        counts[reason] = counts.get(reason, 0) + count
-    return examples, counts
+        left_out[f"{BAD}{path}: {listed(bad, places)}"] = list(bad)
+    for reason, numbers in dropped.items():  # a reason may be the reader's, too
+        left_out[reason] = left_out.get(reason, []) + numbers
+    if any(left_out.values()):
+        places = _places(rows, [number for numbers in left_out.values() for number in numbers])
+    return examples, {
+        reason: [place_of(number, places) for number in numbers]
+        for reason, numbers in left_out.items()
+    }
 
 
 def _reader_by_columns(
@@ -280,10 +292,10 @@ def _of_each_row(rows: Rows, of_file: Callable[[Path], list[Any]]) -> list[Any] 
     return of_split[: len(rows.dataset)]  # perhaps only the first rows were read
 
 
-def _places(rows: Rows, numbers: Mapping[int, str]) -> dict[int, str]:
+def _places(rows: Rows, numbers: Iterable[int]) -> dict[int, str]:
     """Return {number of a row: where it stands}, such as "line 3" or "part-1.json, line 3".
 
-    The keys of `numbers` are those of the rows. Without known lines, the result is empty.
+    Without known lines, the result is empty.
     """
     if rows.kind not in ("json", "csv"):
         return {}
@@ -497,7 +509,7 @@ def _line_files(path: str, split: str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _examples_by_reader(dataset: "Dataset", reader: str, where: str) -> Counted:
-    """Return the examples that a reader makes of rows, and how many rows it leaves out.
+    """Return the examples that a reader makes of rows, and the rows that it leaves out.
 
     A reader has a form (`Reader`) for each layout in which its data set is published; the first
     form whose columns the rows have makes the examples.
@@ -519,7 +531,8 @@ def _examples_by_reader(dataset: "Dataset", reader: str, where: str) -> Counted:
         needed = " or ".join(", ".join(needs) for needs in needs_of_forms)
         raise InputError(
             f"dataset: {where} has no column {lacking} but {', '.join(names)}; the reader "
-            f"{reader} needs {needed}; name another, or none."
+            f"{reader} needs {needed}; map them with dataset.columns, as in {{{lacking}: THEIRS}}, "
+            "name another reader, or none."
         )
     form_number = fitting[0]
     row_number = [ROW] if ROW in dataset.column_names else []
@@ -534,9 +547,11 @@ def _examples_by_reader(dataset: "Dataset", reader: str, where: str) -> Counted:
     results = converted(
         rows, _examples_or_reasons, where, features, numbered=True, name=reader, form=form_number
     )
-    reasons = table(results.select_columns([LEFT_OUT]))[LEFT_OUT].drop_null().value_counts()
-    dropped = {reason["values"]: reason["counts"] for reason in reasons.to_pylist()}
-    if sum(dropped.values()) == len(results):
+    dropped: dict[str, list[int]] = {}
+    reasons = table(results.select_columns([LEFT_OUT, ROW]))
+    for row in reasons.filter(reasons[LEFT_OUT].is_valid()).to_pylist():
+        dropped.setdefault(row[LEFT_OUT], []).append(row[ROW])
+    if sum(map(len, dropped.values())) == len(results):
         raise InputError(
             f"dataset: the reader {reader} makes no example of the {len(results)} rows of {where} "
             f"({', '.join(dropped)}); there is nothing to train on."
@@ -700,22 +715,24 @@ def read_sides(
     if config.mix:
         from rlhf_trl.data.mixtures import mixed, with_other_files
 
-        def read_other(block: FileData, path: str, split: str, key: str) -> Counted:
+        def read_other(block: FileData, path: str, split: str, key: str) -> Placed:
             return read_examples(block, path, split, None, key, convert, **options)
 
         train, files, dropped = with_other_files(config, train, dropped, shapes, read_other)
     turns = getattr(config, "turns", "last")  # only demonstrations have the choice
     keys = _keys(train, turns)
-    held_out = None
+    held_out, dropped_held_out = None, {}
     if config.eval_path or config.eval_split:
+        # the reasons say "to evaluate on"
         held_out, dropped_held_out = _read_held_out(config, train, keys, turns, convert, options)
-        dropped |= dropped_held_out  # their reasons say "to evaluate on"
     elif config.eval_size is not None:
         is_held_out = _held_out_by_hash(config, keys)
         held_out = train.select(np.flatnonzero(is_held_out))
         train = train.select(np.flatnonzero(~is_held_out))
         keys, files = keys[~is_held_out], files[~is_held_out]
-    data = Examples(train, held_out, tasks=None, dropped=dropped, notes=notes)
+    counts = {reason: len(places) for reason, places in dropped.items()} | dropped_held_out
+    data = Examples(train, held_out, tasks=None, dropped=counts, notes=notes)
+    data.places = {why: places for why, places in dropped.items() if not why.startswith(BAD)}
     if config.mix:
         keys = mixed(config, data, keys, files, most)
     return _sliced(config, data, keys)
@@ -774,7 +791,7 @@ def _read_held_out(
     turns: str,
     convert: Callable[..., Counted],
     options: Mapping[str, Any],
-) -> Counted:
+) -> tuple["Dataset", dict[str, int]]:
     """Read `eval_path` or `eval_split`: the first prompts there that are not trained on.
 
     Args:
@@ -795,9 +812,9 @@ def _read_held_out(
     split = config.eval_split or config.split.partition("[")[0]
     examples, left_out = read_examples(config, path, split, None, key, convert, **options)
     dropped = {}
-    for reason, number in left_out.items():
+    for reason, places in left_out.items():
         if reason.startswith(BAD):  # the other reasons are reported for training rows only
-            dropped[f"{reason} (to evaluate on)"] = number
+            dropped[f"{reason} (to evaluate on)"] = len(places)
     # both sides have the same columns; `check_alike` refuses one that is missing here
     shared = [name for name in examples.column_names if name in train.column_names]
     examples = examples.select_columns(shared)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from rlhf_trl.data.arrow import differing, table
+from rlhf_trl.data.arrow import cells, differing, table
+from rlhf_trl.data.examples import LISTED
 from rlhf_trl.errors import InputError
 
 ATTEMPTS = 100  # orders tried before there are said to be too few different prompts
@@ -41,7 +42,7 @@ def shortened(
 
 def fit(
     dataset: Any, sides: Sequence[str], max_length: int | None, rule: str
-) -> tuple[Any, dict[str, int]]:
+) -> tuple[Any, dict[str, list[int]]]:
     """Shorten or drop over-long rows of a tokenized data set, then drop pairs without contrast.
 
     Args:
@@ -51,7 +52,7 @@ def fit(
         rule: see `shortened`.
 
     Returns:
-        The rows that are left, and how many were cut or dropped, by reason.
+        The rows that are left, and the numbers, from 0, of those cut or dropped, by reason.
     """
     if not hasattr(dataset, "select"):
         raise InputError(
@@ -61,30 +62,64 @@ def fit(
     # of a row's completions, the longest one decides whether it is too long
     longest_sides = np.max([lengths(dataset, side) for side in sides], axis=0)
     row_lengths = lengths(dataset, "prompt_ids") + longest_sides
-    over_long = np.flatnonzero(row_lengths > (max_length or np.inf)).tolist()  # numbers of rows
-    # shortened by the rule, these would have no prompt or no completion
-    dropped = {number for number in over_long if _shortened_row(dataset[number], **options) is None}
-    counts = {"cut": len(over_long) - len(dropped), "over-long": len(dropped), "identical": 0}
-    if dropped:
-        dataset = dataset.select([n for n in range(len(dataset)) if n not in dropped])
-    if counts["cut"]:
+    numbers: dict[str, list[int]] = {"cut": [], "over-long": [], "identical": []}
+    for number in np.flatnonzero(row_lengths > (max_length or np.inf)).tolist():
+        # shortened by the rule, a row may have no prompt or no completion
+        is_dropped = _shortened_row(dataset[number], **options) is None
+        numbers["over-long" if is_dropped else "cut"].append(number)
+    kept = sorted({*range(len(dataset))} - {*numbers["over-long"]})
+    if len(kept) < len(dataset):
+        dataset = dataset.select(kept)
+    if numbers["cut"]:
         dataset = dataset.map(_shorten, batched=True, fn_kwargs=options, desc="Cutting long rows")
     if len(sides) == 2:  # pairs
         different = differing(dataset, *sides)  # the rows whose two completions are not the same
-        counts["identical"] = len(dataset) - len(different)
-        dataset = different
+        if len(different) < len(dataset):
+            rows = zip(kept, *(cells(dataset, side) for side in sides), strict=True)
+            numbers["identical"] = [number for number, *texts in rows if texts[0] == texts[1]]
+            dataset = different
     if not len(dataset):
-        reasons = ", ".join(f"{n} {why}" for why, n in counts.items() if n and why != "cut")
+        dropped = ("over-long", "identical")
+        reasons = ", ".join(f"{len(numbers[why])} {why}" for why in dropped if numbers[why])
         raise InputError(
             f"dataset: no row is left ({reasons}, with max_length {max_length} and "
             f"overlong: {rule}); raise max_length or choose another rule."
         )
-    return dataset, counts
+    return dataset, numbers
+
+
+def rows_named(numbers: Sequence[int]) -> str:
+    """Name the first of rows by their numbers from 1, as in " (rows 1, 3, ...)"."""
+    more = ", ..." if len(numbers) > LISTED else ""
+    return f" (rows {', '.join(str(number + 1) for number in numbers[:LISTED])}{more})"
 
 
 def lengths(dataset: Any, name: str) -> np.ndarray:
     """Return the lengths of the lists in a column, (N,)."""
     return pc.list_value_length(table(dataset.select_columns([name]))[name]).to_numpy()
+
+
+def beyond_limit(dataset: Any, args: Any) -> tuple[list[int], list[int]]:
+    """Return the numbers of demonstrations that `max_length` leaves out, and that lose their end.
+
+    Args:
+        dataset: tokenized rows of `input_ids` and `labels`, none of them cut.
+        args: an `SFTConfig`. A row is left out if no token to train on is within its limit, and
+            loses its end if some are; with `truncation_mode: keep_end`, none does.
+    """
+    if args.max_length is None:
+        return [], []
+    keeps_end = args.truncation_mode == "keep_end"
+    within = slice(-args.max_length, None) if keeps_end else slice(args.max_length)
+    longer = np.flatnonzero(lengths(dataset, "input_ids") > args.max_length)
+    left_out, cut_off = [], []
+    labels_of_longer = cells(dataset.select(longer).select_columns(["labels"]), "labels")
+    for number, labels in zip(longer.tolist(), labels_of_longer, strict=True):
+        if all(label == -100 for label in labels[within]):
+            left_out.append(number)
+        elif not keeps_end:
+            cut_off.append(number)
+    return left_out, cut_off
 
 
 def _shortened_row(
@@ -147,7 +182,7 @@ def kto_order(
     for _ in range(ATTEMPTS):  # swapping neighbors may fail in one order and work in another
         rng.shuffle(desirable)
         rng.shuffle(undesirable)
-        indices = _spread(desirable, undesirable) if interleave else desirable + undesirable
+        indices = spread([desirable, undesirable]) if interleave else desirable + undesirable
         if len(indices) % batch == 1:  # alone in its batch, it would have no neighbor
             indices.pop()
         order = _Order(indices, labels, prompt_hashes, batch)
@@ -160,11 +195,14 @@ def kto_order(
     )
 
 
-def _spread(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Merge two lists evenly; the examples of each list keep their order."""
-    places = [((k + 0.5) / len(first), 0, example) for k, example in enumerate(first)]
-    places += [((k + 0.5) / len(second), 1, example) for k, example in enumerate(second)]
-    return [example for _, _, example in sorted(places)]
+def spread(groups: Sequence[Sequence[int]]) -> list[int]:
+    """Merge lists so that each is spread evenly; the items of a list keep their order."""
+    merged = [
+        ((k + 0.5) / len(items), group, item)
+        for group, items in enumerate(groups)
+        for k, item in enumerate(items)
+    ]
+    return [item for _, _, item in sorted(merged)]
 
 
 @dataclass

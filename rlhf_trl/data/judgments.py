@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_trl.data import made
 from rlhf_trl.data.blocks import SampledPairs
-from rlhf_trl.data.columns import UNSPLIT, Counted, Names, check_cell, converted, select_shape
+from rlhf_trl.data.columns import (
+    UNSPLIT,
+    Counted,
+    Names,
+    check_cell,
+    converted,
+    rows_missing,
+    select_shape,
+)
 from rlhf_trl.data.examples import Examples, examples
 from rlhf_trl.data.files import read_sides
 from rlhf_trl.data.gym import GYM_COLUMNS, GymTasks, Row
@@ -261,7 +269,7 @@ def _check_labels(labels: Iterable[Any], where: str, qualifier: str = "") -> Non
 
 
 def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) -> Counted:
-    """Return examples with `prompt` and `ranked`, and how many rows were left out, by reason.
+    """Return examples with `prompt` and `ranked`, and the rows that were left out, by reason.
 
     `ranked` holds completions, the best one first. All lists must be as long as the first list.
 
@@ -279,7 +287,7 @@ def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) 
     if "completions" in dataset.column_names:
         # numbered: rows are left out here, and an error of `_ranked_row` has to name the file's row
         ranked = converted(dataset, _by_score, where, numbered=True, length=length)
-        dropped = {f"not {length} different scores": len(dataset) - len(ranked)}
+        dropped = {f"not {length} different scores": rows_missing(dataset, ranked)}
         if not len(ranked):
             raise InputError(
                 f"dataset.list_length: no row of {where} has {length} different scores; lower it."
@@ -336,14 +344,14 @@ def checked_outcomes(dataset: "Dataset", where: str, columns: Names) -> Counted:
     """Return examples with `prompt`, `completion`, boolean `label` and `finished`.
 
     In place of `completion` and `label`, the data set may have lists `completions` and `labels`;
-    `finished` and `GYM_COLUMNS` are optional. Also return how many rows were left out, by reason.
+    `finished` and `GYM_COLUMNS` are optional. Also return the rows that were left out, by reason.
     """
     shapes = (("prompt", "completions", "labels"), UNPAIRED)
     split = select_shape(dataset, where, columns, shapes, optional=("finished", *GYM_COLUMNS))
     # `_outcomes` returns `right` and `ended`: under the names label and finished, `datasets` would
     # give the new columns the types of the old ones
     made = converted(split, _outcomes, where)
-    dropped = {UNSPLIT: len(dataset) - len(split)}
+    dropped = {UNSPLIT: rows_missing(dataset, split)}
     return made.rename_columns({"right": "label", "ended": "finished"}), dropped
 
 

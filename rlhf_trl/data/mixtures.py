@@ -1,6 +1,5 @@
 """Mixtures of several files: examples of one kind, in the shares that weights ask for."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import floor
@@ -9,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlhf_trl.data.blocks import FileData
-from rlhf_trl.data.columns import TEMPLATE, Counted, check_alike
+from rlhf_trl.data.columns import TEMPLATE, check_alike
 from rlhf_trl.data.examples import SIDES, Examples
+from rlhf_trl.data.fitting import spread
 from rlhf_trl.data.readers import check_reader
 from rlhf_trl.errors import InputError
 
@@ -23,30 +23,33 @@ CHATS = ("prompt", *SIDES, "messages")  # columns that may hold messages
 def with_other_files(
     config: FileData,
     train: "Dataset",
-    dropped: Mapping[str, int],
+    dropped: Mapping[str, Sequence[str]],
     shapes: Sequence[str],
-    read: Callable[[FileData, str, str, str], Counted],
-) -> tuple["Dataset", np.ndarray, dict[str, int]]:
-    """Return the examples of all files of a mixture, the file of each, and how many make none.
+    read: Callable[[FileData, str, str, str], tuple["Dataset", Mapping[str, Sequence[str]]]],
+) -> tuple["Dataset", np.ndarray, dict[str, list[str]]]:
+    """Return the examples of all files of a mixture, the file of each, and the rows that make none.
 
     Args:
         config: the block.
         train: the examples of `config.path`.
-        dropped: how many rows there were left out, by reason.
+        dropped: where the rows stand that were left out there, by reason.
         shapes: what the reader of a file, if it has one, may make.
         read: takes a block, and the path and split to read and the field of the block that names
-            them; returns the examples, and how many rows make none.
+            them; returns the examples, and where the rows stand that make none.
     """
-    parts, counts = [train], Counter(dropped)
+    parts = [(train, dropped)]
     for number, file in enumerate(config.mix):
         check_reader(file.reader, *shapes)
         block = replace(config, reader=file.reader, columns=file.columns, name=file.name)
-        part, left_out = read(block, file.path, file.split, f"mix.{number}.path")
-        parts.append(part)
-        counts.update(left_out)
+        parts.append(read(block, file.path, file.split, f"mix.{number}.path"))
     paths = [config.path, *(file.path for file in config.mix)]
-    files = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    return _joined(parts, paths), files, dict(counts)
+    left_out: dict[str, list[str]] = {}
+    for path, (_, places_by_reason) in zip(paths, parts, strict=True):
+        for reason, places in places_by_reason.items():
+            left_out.setdefault(reason, []).extend(f"{place} of {path}" for place in places)
+    datasets = [part for part, _ in parts]
+    files = np.repeat(np.arange(len(datasets)), [len(part) for part in datasets])
+    return _joined(datasets, paths), files, left_out
 
 
 def mixed(
@@ -76,7 +79,7 @@ def mixed(
             f"{size} of {len(places_of_file)} examples of {path} ({size / sum(sizes):.1%})"
         )
     data.notes.append(f"mixture: {', '.join(shares)}")
-    chosen = _spread([p[:size] for p, size in zip(places, sizes, strict=True)])
+    chosen = spread([p[:size] for p, size in zip(places, sizes, strict=True)])
     data.train = data.train.select(chosen)
     return keys[chosen]
 
@@ -150,13 +153,3 @@ def _share_sizes(counts: Sequence[int], weights: Sequence[float], most: int | No
     for number in by_remainder[: whole - sum(sizes)]:
         sizes[number] += 1
     return sizes
-
-
-def _spread(places_by_file: Sequence[Sequence[int]]) -> list[int]:
-    """Merge the places of each file's examples so that all files are spread evenly."""
-    merged = [
-        ((k + 0.5) / len(places), file, place)
-        for file, places in enumerate(places_by_file)
-        for k, place in enumerate(places)
-    ]
-    return [place for _, _, place in sorted(merged)]

@@ -10,6 +10,8 @@ from rlhf_trl.data.columns import (
     Counted,
     Names,
     check_cells,
+    numbered,
+    rows_missing,
     select_shape,
     unnumbered,
 )
@@ -25,7 +27,7 @@ UNPAIRED = ("prompt", "completion", "label")
 def checked_pairs(
     dataset: "Dataset", where: str, columns: Names, unpaired: bool = False, margin: bool = False
 ) -> Counted:
-    """Return pairs, or labeled examples, and how many rows were left out, by reason.
+    """Return pairs, or labeled examples, and the rows that were left out, by reason.
 
     Three kinds of rows are left out: conversations whose prompt cannot be split off (`UNSPLIT`),
     pairs of two equal answers, and ties, which are pairs with a margin of 0. The examples have the
@@ -41,29 +43,29 @@ def checked_pairs(
     shapes = (PAIRED, UNPAIRED) if unpaired else (PAIRED,)
     optional = ("margin", *TEMPLATE) if margin else TEMPLATE
     split = select_shape(dataset, where, columns, shapes, optional)  # without UNSPLIT rows
-    dropped = {UNSPLIT: len(dataset) - len(split)}
+    dropped = {UNSPLIT: rows_missing(dataset, split)}
     checked = [name for name in split.column_names if name not in (*TEMPLATE, ROW)]
     check_cells(split, checked, where)
-    split = unnumbered(split)  # the row numbers were for the errors of `check_cells`
     if "label" in split.column_names:  # labeled examples
         labels = split.unique("label")
         if len(labels) == 1:
             raise InputError(
                 f"dataset: label is {str(labels[0]).lower()} in all of {where}; KTO needs both."
             )
-        return split, dropped
+        return unnumbered(split), dropped
+    split = numbered(split)
     pairs = differing(split, "chosen", "rejected")
     if not len(pairs):
         raise InputError(
             f"dataset: chosen and rejected are the same in all {len(split)} rows of {where}."
         )
-    dropped["chosen identical to rejected"] = len(split) - len(pairs)
+    dropped["chosen identical to rejected"] = rows_missing(split, pairs)
     if "margin" in pairs.column_names:
         preferred = _without_ties(pairs, where)
         if len(preferred) < len(pairs):
-            dropped["a tie: margin is 0"] = len(pairs) - len(preferred)
+            dropped["a tie: margin is 0"] = rows_missing(pairs, preferred)
         pairs = preferred
-    return pairs, dropped
+    return unnumbered(pairs), dropped
 
 
 def _without_ties(pairs: "Dataset", where: str) -> "Dataset":

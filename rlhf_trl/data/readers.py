@@ -113,6 +113,11 @@ def forms(name: str) -> tuple[Reader, ...]:
     return READERS[name]
 
 
+def columns_read(name: str) -> set[str]:
+    """Return the columns that a reader may read, in any of its forms."""
+    return {column for form in forms(name) for column in (*form.needs, *form.takes)}
+
+
 def examples_of(row: Row, reader: Reader) -> list[Row | str]:
     """Return the examples that a reader makes of a row, or, as a text, why one is left out."""
     if reader.lines and row.keys() == {"text"}:

@@ -35,7 +35,10 @@ class Policy(AnswersHeldOut):
         self.args = args
         self._config = config
         self.scores = {}
-        self.processing_class = load_tokenizer(config, args, conversational)
+        # a model with a template of its own keeps it
+        self.processing_class = load_tokenizer(
+            config, args, conversational, replaces_template=False
+        )
         self.model = load_policy(config, args)
         self.max_completion_length = args.max_completion_length
         self.accelerator = Accelerator(cpu=args.use_cpu, mixed_precision=args.mixed_precision)

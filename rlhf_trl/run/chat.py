@@ -64,7 +64,7 @@ class Chat:
             self._columns = {"chat_template_kwargs": data.train[0]["chat_template_kwargs"]}
         self._scorers: dict[str, Any] = {}
         self.policies = [self.load(model) for model in named_models]
-        self.sampled = _sampling_of(loaded, temperature)
+        self.sampled = sampling_of(loaded, temperature)
         prompts = data.train["prompt"][:PROMPTS_READ]
         self.system, self.system_note = system_message(prompts if self.messages else [])
         # without a run, the data are the embedded model's, which no other model has seen
@@ -129,7 +129,7 @@ def _load(run_config: str | None, words: Sequence[str]) -> tuple[Loaded, Example
     return load_run(embedded_config, [*PLAIN.split(), *words])
 
 
-def _sampling_of(loaded: Loaded, temperature: float | None) -> Sampling:
+def sampling_of(loaded: Loaded, temperature: float | None = None) -> Sampling:
     """Return how a run samples: by its recipe's fields or by TRL's, or with another temperature."""
     settings: dict[str, Any] = {}
     for name, default in Sampling()._asdict().items():

@@ -40,14 +40,11 @@ def check_template_reads(data: Examples, tokenizer: Any, args: Any, config: Any)
         for row in tqdm(rows, "tools in the chat template", **bar):
             counts.update(_left_out(row, tokenizer, args, turns))
         if empty := counts.pop(EMPTY_ANSWER, 0):
-            place = "chat_template.jinja in the model's folder"
-            if hasattr(args, "chat_template_path"):  # a field of some of TRL's configs only
-                place = f"chat_template_path, or {place}"
             raise InputError(
                 f"dataset: {empty} of {len(rows)} {side} rows of {config.path} have "
                 f"{EMPTY_ANSWER}, which the chat template leaves out, so that the empty text would "
-                f"be trained; take a template that reads tool_calls ({place}), or remove these "
-                "rows."
+                "be trained; take a template that reads tool_calls (chat_template_path, or "
+                "chat_template.jinja in the model's folder), or remove these rows."
             )
         for name, count in sorted(counts.items()):
             if args.process_index == 0:
@@ -55,6 +52,23 @@ def check_template_reads(data: Examples, tokenizer: Any, args: Any, config: Any)
                     f"the chat template leaves out {name} of {count} of {len(rows)} {side} rows",
                     flush=True,
                 )
+
+
+def check_refusals(data: Examples, tokenizer: Any, args: Any) -> None:
+    """Refuse a chat template that raises an exception of its own on a row."""
+    from jinja2 import TemplateError
+
+    for side, rows in (("are left", data.train), ("are held out", data.held_out or ())):
+        for number, row in enumerate(rows, 1):
+            try:
+                for messages in _conversations(row):
+                    tokenizer.apply_chat_template(messages, tokenize=False, **_arguments(row, args))
+            except TemplateError as error:
+                raise InputError(
+                    f"dataset: the chat template refuses row {number} of those that {side} "
+                    f"({error}), which begins {str(row['prompt'])[:80]!r}; remove such rows, or "
+                    "name a template that takes them (chat_template_path)."
+                ) from error
 
 
 def _arguments(row: Mapping[str, Any], args: Any) -> dict[str, Any]:
@@ -76,7 +90,7 @@ def _check_first(row: Mapping[str, Any], tokenizer: Any, arguments: Mapping[str,
         text = tokenizer.apply_chat_template(messages, **options)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    remedy = "correct chat_template.jinja in the model's folder, or its tokenizer"
+    remedy = "correct chat_template.jinja in the model's folder, or name another chat_template_path"
     with_answer = _conversations(row)[0]  # the prompt alone in a row without answers
     for name, messages in (("prompt", row["prompt"]), ("answer", with_answer)):
         *before, last = messages

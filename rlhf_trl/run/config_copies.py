@@ -10,7 +10,7 @@ from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.output import write_whole
 from rlhf_trl.run.config_files import Key, Written, read_config, value_at
 from rlhf_trl.run.folders import home
-from rlhf_trl.run.shipped import config_file, hint, names
+from rlhf_trl.run.shipped import FOLDERS, config_file, existing_config, names
 from rlhf_trl.run.stages import stage_of_config
 from rlhf_trl.run.yaml_loader import dump_yaml
 
@@ -25,9 +25,10 @@ COMMENT = re.compile(r" # (.*)$")
 def listing(pattern: str = "") -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """Return a line for each config of a recipe, and for each other config that ships.
 
-    `pattern` is part of the names; none of them is an `InputError`.
+    `pattern` is a folder or part of the names; none of them is an `InputError`.
     """
-    known = [name for name in names() if pattern in name]
+    part = f"{pattern}/" if pattern in FOLDERS else pattern
+    known = [name for name in names() if part in name]
     if not known:
         raise InputError(f"no config that ships is called {pattern}{nearest(pattern, names())}.")
     of_recipes, others = [], []
@@ -77,9 +78,7 @@ def copy(name: str, target: str) -> None:
         name: path of a config, or name of one that ships.
         target: the file, which must not exist.
     """
-    source = config_file(name)
-    if not source.is_file():
-        raise InputError(f"copy: {name} is neither a file nor a config that ships{hint(name)}.")
+    source = existing_config(name, "copy")
     if os.path.lexists(target):
         raise InputError(f"copy: {target} exists; name another file.")
     text = source.read_text(encoding="utf-8")

@@ -4,11 +4,12 @@ The marks come from the trainer itself, which prepares the examples with the run
 settings. It stands on the embedded model, so that no weights of the run's are loaded.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 from datasets import Dataset
@@ -60,44 +61,42 @@ def fed_examples(
                 setattr(args, name, value)
         stand_in = copy(loaded.model)
         stand_in.model_name_or_path = EMBEDDED
-        trainer = stage.part("trainer")(
-            model=path_or_name(stand_in),
-            args=args,
-            train_dataset=rows,
-            processing_class=tokenizer,
-        )
+        with _silent_on_shares():
+            trainer = stage.part("trainer")(
+                model=path_or_name(stand_in),
+                args=args,
+                train_dataset=rows,
+                processing_class=tokenizer,
+            )
         prepared = trainer.train_dataset
         read = trainer._remove_unused_columns(prepared, description="training")
         batches = (trainer.data_collator([row]) for row in read)
         return [list(_texts(batch, row)) for batch, row in zip(batches, prepared, strict=True)]
 
 
+@contextmanager
+def _silent_on_shares() -> Iterator[None]:
+    """Keep KTOTrainer from judging the shares of labels: these rows are some of the data set's."""
+
+    def is_of_other_matters(record: logging.LogRecord) -> bool:
+        return "different amounts of desirable" not in record.getMessage()
+
+    logger = logging.getLogger("trl.trainer.kto_trainer")
+    logger.addFilter(is_of_other_matters)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_of_other_matters)
+
+
 def fed_prompts(
-    stage: Stage, loaded: Loaded[Any, Any], rows: Sequence[Mapping[str, Any]], tokenizer: Any
+    loaded: Loaded[Any, Any], rows: Sequence[Mapping[str, Any]], tokenizer: Any
 ) -> list[Fed]:
-    """Return the prompts of rows as they are answered, with no token marked.
-
-    While a policy trains, TRL's GRPOTrainer reads them; answers that are sampled before are those
-    of the package's own generation.
-    """
-    prompts = [row["prompt"] for row in rows]
-    if stage.prompted:
-        from trl import GRPOTrainer
-
-        read_by_its_method = SimpleNamespace(
-            processing_class=tokenizer,
-            chat_template=None,
-            chat_template_kwargs=loaded.trl.chat_template_kwargs or {},
-            tools=None,
-            environment_factories=None,
-            _is_vlm=False,
-        )
-        ids_of_prompts, *_ = GRPOTrainer._tokenize_prompts(read_by_its_method, prompts)
-    else:
-        texts = prompt_texts(tokenizer, rows)
-        is_text = isinstance(prompts[0], str)  # a chat template writes special tokens itself
-        ids_of_prompts = tokenizer(texts, add_special_tokens=is_text)["input_ids"]
-    return [Fed("prompt", [*ids], [False] * len(ids)) for ids in ids_of_prompts]
+    """Return the prompts of rows as they are answered, with no token marked."""
+    texts = prompt_texts(tokenizer, rows, getattr(loaded.trl, "chat_template_kwargs", None))
+    is_text = isinstance(rows[0]["prompt"], str)  # a chat template writes special tokens itself
+    ids_of_prompts = tokenizer(texts, add_special_tokens=is_text)["input_ids"]
+    return [Fed("prompt", ids, [False] * len(ids)) for ids in ids_of_prompts]
 
 
 def _texts(batch: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Fed]:

@@ -22,7 +22,7 @@ from rlhf_trl.run.config_files import read_config, value_at
 from rlhf_trl.run.folders import home
 from rlhf_trl.run.options import read_options
 from rlhf_trl.run.processes import PR_SET_PDEATHSIG
-from rlhf_trl.run.shipped import config_file, hint, names, shipped_file
+from rlhf_trl.run.shipped import config_file, existing_config, names, shipped_file
 from rlhf_trl.run.signals import Signals, say
 from rlhf_trl.run.stages import STAGES, stage_of, stage_of_config
 from rlhf_trl.run.yaml_loader import read_yaml
@@ -51,11 +51,7 @@ def train(
     _check_named(stage, config)
     if processes is not None and processes < 1:
         raise InputError(f"--processes is {processes}; write 1 or more.")
-    path = config_file(config)
-    if not path.is_file():
-        raise InputError(
-            f"--config: {config} is neither a file nor a config that ships{hint(config)}."
-        )
+    path = existing_config(config, "--config")
     if words and not words[0].startswith("-"):  # which would be a second word of --config
         raise InputError(f"{words[0]!r} belongs to no option; write --key value.")
     options = ["--config", str(path), *words]

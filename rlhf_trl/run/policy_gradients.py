@@ -43,8 +43,9 @@ def train_policy(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     tokenizer = load_tokenizer(model, args, data.conversational)
     train.check_template(data, tokenizer, args, own.dataset)
     rewards = load_reward_functions(own, args, data, tokenizer)
-    for rows in (data.train, data.held_out or []):
-        check_prompts(rows, tokenizer, model, args)
+    with train.naming_refused_row(data, tokenizer, args):
+        for rows in (data.train, data.held_out or []):
+            check_prompts(rows, tokenizer, model, args)
     trainer = train.build(loaded, trainer_class, data, tokenizer, reward_funcs=rewards)
     if data.tasks is None and data.held_out is not None:  # `train.run` does it for the gym's tasks
         # no scores beside the rewards, which the trainer gives held-out answers anyway

@@ -4,6 +4,7 @@ from typing import Any
 
 from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.examples import Examples
+from rlhf_trl.data.fitting import rows_named
 from rlhf_trl.data.pairs import load_preferences
 from rlhf_trl.models import load_tokenizer
 from rlhf_trl.rollouts.generate import check_prompts
@@ -21,16 +22,16 @@ def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -
     train.check_template(data, tokenizer, loaded.trl, loaded.own.dataset)
     trainer = train.build(loaded, trainer_class, data, tokenizer)
     rule = f"max_length {trainer.args.max_length}, overlong: {trainer.args.overlong}"
-    # by side, how many rows the trainer has cut or dropped, by reason: {"train": {"cut": 3}}
-    for side, counts in trainer.fitted.items():
+    # by side, which rows the trainer has cut or dropped, by reason: {"train": {"cut": [0, 2]}}
+    for side, numbers in trainer.fitted.items():
         if not trainer.is_world_process_zero():
             continue
         # "left over" has a sentence of its own below
-        changed = {reason: n for reason, n in counts.items() if n and reason != "left over"}
+        changed = {reason: n for reason, n in numbers.items() if n and reason != "left over"}
         if changed:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in changed.items())
+            reasons = ", ".join(f"{len(n)} {why}{rows_named(n)}" for why, n in changed.items())
             print(f"{side} rows with {rule}: {reasons}", flush=True)
-        if count := counts.get("left over"):
+        if count := len(numbers.get("left over", ())):
             batch = trainer.args.per_device_train_batch_size
             print(
                 f"left out {count} {side} rows: alone in the last batch of {batch}, where KTO has "

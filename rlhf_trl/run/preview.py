@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from jinja2 import TemplateError
 from trl import unpair_preference_dataset
 
 from rlhf_trl.data.blocks import FileData
@@ -24,20 +23,20 @@ from rlhf_trl.data.preview import (
     side_numbers,
 )
 from rlhf_trl.data.prompts import load_prompts
-from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation import tables
 from rlhf_trl.models import UNTRAINED, load_tokenizer, model_config
 from rlhf_trl.reward_models.reader import Reader, prompt_ids
-from rlhf_trl.rollouts.generate import prompt_texts
 from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.examples import prompts
+from rlhf_trl.run.fed import fed_prompts
 from rlhf_trl.run.held_rows import answer_text, tokens_of
 from rlhf_trl.run.options import join_options
 from rlhf_trl.run.reward_models import loader_of
+from rlhf_trl.run.shipped import existing_config
 from rlhf_trl.run.stages import Stage, stage_of_config
 from rlhf_trl.run.supervised import check_marks, decide_what_is_trained, load_tokenizers
-from rlhf_trl.run.train import check_template
+from rlhf_trl.run.train import check_template, naming_refused_row
 
 UNPAIRED = "KTO learns from each answer of a pair by itself; a row is one answer"
 Measure = Callable[[Row], Measured]
@@ -72,23 +71,14 @@ class Opened:
         return _answers_prompts(self.stage, self.data)
 
     def measured(self, rows: Iterable[Row]) -> list[Measured]:
-        """Return rows in tokens; one that the chat template refuses is an `InputError`."""
-        measured = []
-        for number, row in enumerate(rows, 1):
-            try:
-                measured.append(self.measure(row))
-            except TemplateError as error:
-                raise InputError(
-                    f"the chat template refuses row {number} of those that are left ({error}), "
-                    f"which begins {str(row['prompt'])[:80]!r}; remove such rows, or name a "
-                    "template that takes them."
-                ) from error
-        return measured
+        """Return rows in tokens."""
+        with naming_refused_row(self.data, self.templated, self.loaded.trl):
+            return [self.measure(row) for row in rows]
 
 
 def opened(config: str, words: Sequence[str] = ()) -> Opened:
     """Read a config of any recipe that trains, with options of the recipe, and its data."""
-    stage = stage_of_config(read_config(config), config)
+    stage = stage_of_config(read_config(existing_config(config, "preview")), config)
     loaded = stage.load(join_options(words, ["--config", config]))
     if stage.name == "sft":
         decide_what_is_trained(loaded)
@@ -138,6 +128,7 @@ def numbers(run: Opened, measured: Sequence[Measured]) -> dict[str, Any]:
         "limit": run.limit,
         "notes": [*filter(None, [run.note]), *data.notes],
         "left_out": {reason: count for reason, count in data.dropped.items() if count},
+        "left_out_places": {reason: data.first_places(reason) for reason in data.places},
         "left_out_held_out": {why: count for why, count in data.dropped_held_out.items() if count},
         "overlap": len(shared),
         "train": train_numbers,
@@ -156,7 +147,9 @@ def as_text(numbers: dict[str, Any]) -> str:
     ]
     out = [title, *numbers["notes"], "", tables.text(lines), ""]
     for side, key in (("training", "left_out"), ("held-out", "left_out_held_out")):
-        out += [f"left out {n} {side} rows: {reason}" for reason, n in numbers[key].items()]
+        for reason, count in numbers[key].items():
+            place = numbers["left_out_places"].get(reason, "")
+            out.append(f"left out {count} {side} rows: {reason}{place}")
     if numbers["held_out"] is None:
         out.append("nothing is held out")
     else:
@@ -213,9 +206,9 @@ def _without_candidates(own: Any) -> Any:
     names = {field.name for field in fields(own.dataset)}
     if isinstance(own.dataset, FileData) or "candidates" not in names:
         return own
-    is_offline = not {"samples_per_prompt"} & names
-    # without candidates, `sampled_from` of data that are not sampled would be refused
-    unread = {"candidates": 0} | ({"sampled_from": None} if is_offline else {})
+    unread: dict[str, Any] = {"candidates": 0}
+    if "samples_per_prompt" not in names:  # nothing is sampled, so that it would be refused
+        unread["sampled_from"] = None
     return replace(own, dataset=replace(own.dataset, **unread))
 
 
@@ -249,11 +242,10 @@ def _measure_prompts(loaded: Loaded, tokenizer: Any) -> tuple[Measure, str]:
         context = getattr(config, "max_position_embeddings", None)
     answer = getattr(args, "max_completion_length", None)
     answer = answer or getattr(loaded.own, "max_completion_length", 0)
-    template = getattr(args, "chat_template_kwargs", None)
 
     def measure(row: Row) -> Measured:
-        (text,) = prompt_texts(tokenizer, [row], template)
-        count = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+        (prompt,) = fed_prompts(loaded, [row], tokenizer)
+        count = len(prompt.ids)
         fits = context is None or count + answer <= context
         return Measured(count, {}, WHOLE if fits else TOO_LONG)
 
@@ -307,24 +299,18 @@ def _measure_judged(loaded: Loaded, tokenizer: Any) -> Measure:
         step_options = (own.dataset.step_separator, own.dataset.step_split)
     reader = Reader(own.algorithm, own.formulation, *step_options)
 
-    def texts_by_column(row: Row) -> dict[str, list[Any]]:
-        """Return the texts that the reward model reads, each a prompt and an answer as tokens."""
-        prompt, finished = row["prompt"], row.get("finished", True)
-        if "completions" in row:
-            return {"completions": [reader.encode_steps(tokenizer, prompt, row["completions"])]}
-        answers_by_column = {side: [row[side]] for side in SIDES if side in row}
-        if not answers_by_column:
-            answers_by_column = {"ranked": row["ranked"]}
-        return {
-            column: [reader.encode(tokenizer, prompt, answer, finished) for answer in answers]
-            for column, answers in answers_by_column.items()
-        }
+    def longest_text(row: Row, column: str) -> int:
+        """Return the tokens of the longest text, a prompt with an answer, of a column."""
+        prompt, cell = row["prompt"], row[column]
+        if column == "completions":
+            return len(reader.encode_steps(tokenizer, prompt, cell).ids)
+        finished = row.get("finished", True)
+        answers = cell if column == "ranked" else [cell]
+        return max(len(reader.encode(tokenizer, prompt, a, finished).ids) for a in answers)
 
     def measure(row: Row) -> Measured:
-        longest = {
-            column: max(len(text.ids) for text in texts)
-            for column, texts in texts_by_column(row).items()
-        }
+        columns = [name for name in ("completions", *SIDES, "ranked") if name in row]
+        longest = {column: longest_text(row, column) for column in columns}
         prompt_length = len(prompt_ids(tokenizer, row["prompt"]))
         answer_lengths = {column: length - prompt_length for column, length in longest.items()}
         is_long = args.max_length is not None and max(longest.values()) > args.max_length

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlhf_trl.data.columns import LISTED
 from rlhf_trl.data.examples import SIDES
+from rlhf_trl.data.fitting import rows_named
 from rlhf_trl.data.preview import CUT, DROPPED, IDENTICAL, TOO_LONG, Measured
 from rlhf_trl.run.fed import Fed
 
@@ -60,6 +60,30 @@ def _faults_by_fate(args: Any) -> dict[str, str]:
     }
 
 
+def unbalanced_labels(labels: Sequence[bool], parameters: Mapping[str, float]) -> Iterator[str]:
+    """Yield what is wrong with the weights of KTO's two labels, by their shares.
+
+    All desirable answers are to count as much as all undesirable ones, or up to a third more, if
+    there are not equally many: equation 8 of https://huggingface.co/papers/2402.01306.
+
+    Args:
+        labels: those of the rows that are trained on.
+        parameters: the algorithm's, with both weights.
+    """
+    desirable = sum(labels)
+    undesirable = len(labels) - desirable
+    weights = [parameters[f"{name}_weight"] for name in ("desirable", "undesirable")]
+    if desirable == undesirable or 0 in (desirable, undesirable, *weights):
+        return
+    ratio = desirable * weights[0] / (undesirable * weights[1])
+    if not 1 <= ratio <= 1.33:
+        yield (
+            f"{desirable} of {len(labels)} training rows are desirable, which count {ratio:.2f} "
+            "times as much as the others (KTO's paper: 1 to 1.33 times); write a desirable_weight "
+            f"from {weights[0] / ratio:.2f} to {1.33 * weights[0] / ratio:.2f}"
+        )
+
+
 def _text(cell: Any) -> str:
     """Return a text, or that of the last message, without white space around it."""
     text = cell if isinstance(cell, str) else (cell[-1].get("content") or "" if cell else "")
@@ -68,12 +92,10 @@ def _text(cell: Any) -> str:
 
 def counted(faults: Mapping[str, Sequence[int]], count: int) -> list[str]:
     """Return faults as sentences: how many of `count` training rows they are about, and which."""
-    sentences = []
-    for fault, places in faults.items():
-        numbers = ", ".join(str(place + 1) for place in places[:LISTED])
-        more = ", ..." if len(places) > LISTED else ""
-        sentences.append(f"{len(places)} of {count} training rows {fault} (rows {numbers}{more})")
-    return sentences
+    return [
+        f"{len(places)} of {count} training rows {fault}{rows_named(places)}"
+        for fault, places in faults.items()
+    ]
 
 
 def faults_of_tokens(

@@ -1,13 +1,12 @@
 """What `rlhf-trl preview` shows: numbers, faults, examples as they are fed, rewards, what comes."""
 
-import asyncio
-import inspect
 import json
 import os
 import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,18 @@ from rlhf_trl.data.answers import completion_text
 from rlhf_trl.data.made import demonstrations
 from rlhf_trl.data.preview import DROPPED, IDENTICAL, Measured
 from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.function_scores import function_scores
 from rlhf_trl.models import UNTRAINED, path_or_name
 from rlhf_trl.output import write_whole
 from rlhf_trl.rewards.loading import answer_columns, load_rewards
 from rlhf_trl.rewards.verifiers import ANSWER
+from rlhf_trl.rollouts.generate import Completion
 from rlhf_trl.run.fake_models import Texts
 from rlhf_trl.run.fed import Fed, fed_examples, fed_prompts
 from rlhf_trl.run.plan import Plan, batches, steps_to_come
 from rlhf_trl.run.policy_gradients import on_policy_note
 from rlhf_trl.run.preview import Opened, as_text, numbers, opened
-from rlhf_trl.run.preview_faults import counted, faults_of_tokens, faulty_rows
+from rlhf_trl.run.preview_faults import counted, faults_of_tokens, faulty_rows, unbalanced_labels
 from rlhf_trl.run.preview_page import MADE_BY, as_html, as_lines, example_html
 from rlhf_trl.run.shares import Launch
 
@@ -89,15 +90,26 @@ class Report:
         return json.dumps({**self.numbers, **more, "examples": examples}, indent=2)
 
 
-def report(config: str, words: Sequence[str] = (), completion: str | None = None) -> Report:
+def report(
+    config: str, words: Sequence[str] = (), completion: str | None = None, sample: bool = False
+) -> Report:
     """Return what a config would train on, and how.
 
     Args:
         config: of any recipe that trains.
         words: options of the recipe.
         completion: that the rewards judge; None: the right answer of each example.
+        sample: whether to load the model and let it answer the prompts that are shown; the rewards
+            then judge these answers.
     """
     run = opened(config, words)
+    if sample and completion is not None:
+        raise InputError("--sample is not read with --completion; remove one of the two.")
+    if sample and not run.is_prompts:
+        raise InputError(
+            f"--sample: {run.stage.name} learns from the answers of its data, and samples none; "
+            "remove it."
+        )
     rows = list(run.data.train)
     measured = run.measured(rows)
     faults = faulty_rows(rows, measured, run.loaded.trl)
@@ -113,13 +125,28 @@ def report(config: str, words: Sequence[str] = (), completion: str | None = None
     tokenizer = run.templated if run.is_prompts else run.tokenizer
     # a limit may have cut the texts that reach it
     limit = None if run.is_prompts else run.loaded.trl.max_length
-    of_tokens = faults_of_tokens(examples, tokenizer, _ends(run), limit)
+    found = [
+        *counted(faults, len(rows)),
+        *faults_of_tokens(examples, tokenizer, _ends(run), limit),
+    ]
+    if run.stage.name == "kto" and not run.is_prompts:
+        labels = [rows[place]["label"] for place in kept]
+        found += unbalanced_labels(labels, run.loaded.row.parameters)
+    examples = examples[:SHOWN]
+    if sample:
+        judged = [rows[place] for place in order[:SHOWN]]
+        answers, what = _sampled_answers(run, judged), "sampled answers to the shown"
+        pairs = zip(examples, answers, strict=True)
+        examples = [[_with_answer(prompt, answer)] for (prompt,), answer in pairs]
+    else:
+        judged = rows[:SHOWN]
+        answers, what = _answers_to_judge(run, judged, completion)
     return Report(
         numbers=numbers(run, measured),
-        faults=[*counted(faults, len(rows)), *of_tokens],
+        faults=found,
         to_come=_to_come(run, measured, len(kept)),
-        rewards=_called_rewards(run, completion),
-        examples=examples[:SHOWN],
+        rewards=_called_rewards(run, judged, answers, what),
+        examples=examples,
         tokenizer=tokenizer,
     )
 
@@ -128,8 +155,7 @@ def _fed(run: Opened, places: Sequence[int]) -> list[list[Fed]]:
     """Return the training rows at these places as the trainer reads them."""
     rows = run.data.train.select(places)
     if run.is_prompts:
-        prompts = fed_prompts(run.stage, run.loaded, list(rows), run.templated)
-        return [[prompt] for prompt in prompts]
+        return [[prompt] for prompt in fed_prompts(run.loaded, list(rows), run.templated)]
     try:
         return fed_examples(run.stage, run.loaded, rows, run.tokenizer)
     except InputError:
@@ -192,11 +218,56 @@ def _to_come(run: Opened, measured: Sequence[Measured], count: int) -> list[str]
     return sentences
 
 
-def _called_rewards(run: Opened, completion: str | None) -> list[str]:
-    """Call the reward functions on completions of the first rows; say what each returns.
+def _answers_to_judge(
+    run: Opened, rows: Sequence[dict[str, Any]], completion: str | None
+) -> tuple[list[Completion], str]:
+    """Return an answer to each row that rewards may judge, if one is known, and what it is.
 
-    Where the rows have no right answer and no `completion` is given, none is called.
+    It is the `completion`, or else the right answer: of the gym's tasks as the demonstrator writes
+    it, of one's own data as it stands in the column that the rewards compare with.
     """
+    texts: list[str] = []
+    if completion is not None:
+        texts, what = [completion] * len(rows), "--completion to the first"
+    elif run.data.tasks is not None:
+        what = "right answers to the first"
+        with suppress(InputError, KeyError):  # a task that the demonstrator does not know
+            texts = [completion_text(row["completion"]) for row in demonstrations(rows, "right")]
+    else:
+        names = (*answer_columns(run.loaded.own), ANSWER)
+        column = next((name for name in names if name in rows[0]), None)
+        what = f"the column {column} to the first"
+        texts = [str(row[column]) for row in rows if column]
+    return [Completion(text, finished=True) for text in texts], what
+
+
+def _sampled_answers(run: Opened, rows: Sequence[dict[str, Any]]) -> list[Completion]:
+    """Load the run's model and return one answer to each row, sampled as the run samples."""
+    from rlhf_trl.rollouts.sampling import sample_completions
+    from rlhf_trl.run.chat import sampling_of
+
+    loaded, args, model = run.loaded, run.loaded.trl, copy(run.loaded.model)
+    sampled_from = getattr(loaded.own.dataset, "sampled_from", None)
+    if sampled_from is not None:
+        model.model_name_or_path = sampled_from
+    if not hasattr(args, "max_completion_length"):  # a field that SFTConfig lacks
+        args.max_completion_length = loaded.own.max_completion_length
+    if template := getattr(args, "chat_template_kwargs", None):
+        rows = [{**row, "chat_template_kwargs": template} for row in rows]
+    answers = sample_completions(model, args, rows, 1, args.seed, sampling_of(loaded))
+    return [answer for (answer,) in answers]
+
+
+def _with_answer(prompt: Fed, answer: Completion) -> Fed:
+    """Return a prompt with an answer, all of whose tokens are trained."""
+    trained = [*prompt.trained, *[True] * len(answer.ids)]
+    return Fed("prompt and sampled answer", [*prompt.ids, *answer.ids], trained)
+
+
+def _called_rewards(
+    run: Opened, rows: Sequence[dict[str, Any]], answers: Sequence[Completion], what: str
+) -> list[str]:
+    """Call the reward functions on answers to rows; say what each returns for `what` they are."""
     own, data = run.loaded.own, run.data
     names = getattr(own, "reward_funcs", None) or []
     sentences = []
@@ -204,62 +275,25 @@ def _called_rewards(run: Opened, completion: str | None) -> list[str]:
         sentences.append(f"reward_model {own.reward_model}: not called, as it has weights to load")
     if not names:
         return sentences
-    rows = list(data.train.select(range(len(data.train))[:SHOWN]))
-    texts, what = _texts_to_judge(run, rows, completion)
     called = [name for name in names if name.partition(":")[0] != ASKS_A_SERVER]
     functions = load_rewards(called, data.tasks, data.train.column_names) if called else []
-    if texts is None:
-        return [*sentences, "rewards are not called: name a text for them with --completion"]
+    if not answers:
+        return [
+            *sentences,
+            "rewards are not called: name a text for them with --completion, or let the model "
+            "answer with --sample",
+        ]
     for name, function in zip(called, functions, strict=True):
-        values, seconds = _call(function, rows, texts, data.conversational)
+        begun = time.perf_counter()
+        values = function_scores({name: function}, rows, answers)[name]
+        seconds = time.perf_counter() - begun
         shown = ", ".join("none" if value is None else f"{value:g}" for value in values)
         sentences.append(
-            f"reward {name}: {shown} for {what} to the first {len(rows)} rows, in "
-            f"{1000 * seconds:.3g} ms a call"
+            f"reward {name}: {shown} for {what} {len(rows)} rows, in {1000 * seconds:.3g} ms a call"
         )
     if len(called) < len(names):
         sentences.append(f"reward {ASKS_A_SERVER}: not called, as it asks a server")
     return sentences
-
-
-def _texts_to_judge(
-    run: Opened, rows: Sequence[dict[str, Any]], completion: str | None
-) -> tuple[list[str] | None, str]:
-    """Return a text for each row that rewards may judge, and what it is; None: there is none.
-
-    It is the `completion`, or else the right answer: of the gym's tasks as the demonstrator writes
-    it, of one's own data as it stands in the column that the rewards compare with.
-    """
-    if completion is not None:
-        return [completion] * len(rows), "--completion"
-    if run.data.tasks is not None:
-        with suppress(InputError, KeyError):  # a task that the demonstrator does not know
-            shown = demonstrations(rows, "right")
-            return [completion_text(row["completion"]) for row in shown], "right answers"
-    names = (*answer_columns(run.loaded.own), ANSWER)
-    column = next((name for name in names if name in rows[0]), None)
-    return column and [str(row[column]) for row in rows], f"the column {column}"
-
-
-def _call(
-    function: Any, rows: Sequence[dict[str, Any]], texts: Sequence[str], is_chat: bool
-) -> tuple[list[float | None], float]:
-    """Return the rewards of texts that answer rows, and the seconds of the call."""
-    completions = [[{"role": "assistant", "content": text}] if is_chat else text for text in texts]
-    arguments = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
-    arguments |= {
-        "prompts": [row["prompt"] for row in rows],
-        "completions": completions,
-        "completion_ids": [[] for _ in rows],
-        "trainer_state": None,
-        "log_extra": lambda *_: None,
-        "log_metric": lambda *_: None,
-    }
-    begun = time.perf_counter()
-    values = function(**arguments)
-    if inspect.isawaitable(values):
-        values = asyncio.run(values)
-    return values, time.perf_counter() - begun
 
 
 def terminal() -> tuple[int, bool]:

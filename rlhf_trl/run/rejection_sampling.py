@@ -46,7 +46,7 @@ from rlhf_trl.run.supervised import fix_fields, print_counts
 NAME = "rejection sampling"
 TEMPLATE_COLUMNS = ("chat_template_kwargs", "tools")  # of the data; the chat template reads them
 # What is trained is the answers, as they were sampled.
-FIXED = {"completion_only_loss": True, "assistant_only_loss": False, "chat_template_path": None}
+FIXED = {"completion_only_loss": True, "assistant_only_loss": False}
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,9 @@ def train_on_selected(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     train.check_template(data, tokenizer, args, own.dataset)
     # a field that SFTConfig lacks, and that generating reads there
     args.max_completion_length = own.max_completion_length
-    for rows in (data.train, data.held_out or []):
-        check_prompts(rows, tokenizer, loaded.model, args)
+    with train.naming_refused_row(data, tokenizer, args):
+        for rows in (data.train, data.held_out or []):
+            check_prompts(rows, tokenizer, loaded.model, args)
     for number in range(1, own.rounds + 1):
         config_of_round = _round(loaded, number, resume)
         if number < own.rounds:  # a run of its own; the last one is the run that has begun above

@@ -14,7 +14,7 @@ from rlhf_trl.run.config_files import COMMAND_LINE, Key, Written
 from rlhf_trl.run.config_types import RENAMED, fields_of, recipe_defaults, show
 from rlhf_trl.run.differences import UNSET, differences
 from rlhf_trl.run.options import join_options, read_options, written_by
-from rlhf_trl.run.shipped import config_file
+from rlhf_trl.run.shipped import existing_config
 from rlhf_trl.run.stages import stage_of_config
 
 ROW = "row."  # what keys of the algorithm's row begin with
@@ -51,7 +51,7 @@ def settings(config: str, words: Sequence[str] = ()) -> dict[str, Setting]:
         config: path of a config of a recipe, or name of one that ships.
         words: further options of the recipe.
     """
-    path = str(config_file(config))
+    path = str(existing_config(config, "configs"))
     command_line = join_options(words, ["--config", path])
     stage = stage_of_config(read_options(command_line), path)
     loaded = stage.load(command_line)

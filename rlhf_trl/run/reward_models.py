@@ -44,7 +44,8 @@ def train_reward_model(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     trainer.candidates = data.candidates  # answers that evaluations rank, several to a prompt
     for side, count in trainer.left_out.items():
         if count and trainer.is_world_process_zero():
-            print(f"left out {count} {side} rows: more than {args.max_length} tokens", flush=True)
+            reason = f"more than {args.max_length} tokens (`rlhf-trl preview` names them)"
+            print(f"left out {count} {side} rows: {reason}", flush=True)
     train.run(trainer, loaded, data, loaded.row.label, write_more=write_scores)
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rlhf_trl.errors import nearest
+from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.run.folders import home
 
 FOLDERS = ("own", "tiny", "book", "scale", "pipeline", "accelerate")
@@ -29,9 +29,18 @@ def config_file(name: str | Path) -> Path:
     return home() / "configs" / f"{short}.yaml"
 
 
-def hint(name: str) -> str:
-    """Return what an error about a name that no config has ends with."""
-    return f"{nearest(name, names())}; `rlhf-trl configs` lists those"
+def existing_config(name: str | Path, where: str) -> Path:
+    """Return the path of a config as `config_file` does; refuse a name that none has.
+
+    `where` says which option or command the name was written for.
+    """
+    path = config_file(name)
+    if not path.is_file():
+        raise InputError(
+            f"{where}: {name} is neither a file nor a config that ships"
+            f"{nearest(str(name), names())}; `rlhf-trl configs` lists those."
+        )
+    return path
 
 
 def shipped_file(name: str) -> Path | None:

@@ -2,18 +2,18 @@
 
 from collections.abc import Mapping
 from copy import copy
-from pathlib import Path
 from typing import Any
 
 from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.demonstrations import load_demonstrations
 from rlhf_trl.data.examples import Examples
+from rlhf_trl.data.fitting import rows_named
 from rlhf_trl.errors import InputError
-from rlhf_trl.models import load_tokenizer, loading
+from rlhf_trl.models import chat_template, load_tokenizer
+from rlhf_trl.named_templates import family_of, template_file
 from rlhf_trl.run import train
 from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.divisibility import check_packing
-from rlhf_trl.run.named_templates import NAMES, family_of, template_file
 
 LOSSES = {
     "last": {"completion_only_loss": True, "assistant_only_loss": False},
@@ -51,24 +51,27 @@ def load_tokenizers(loaded: Loaded[Any, Any], data: Examples) -> tuple[Any, Any]
     if not data.conversational:
         return tokenizer, tokenizer
     if tokenizer.chat_template is None and own.chat_template_fallback is not None:
-        donor = _tokenizer_with_template(
-            tokenizer, own.chat_template_fallback, "chat_template_fallback"
-        )
-        tokenizer.chat_template = donor.chat_template
-    return tokenizer, _tokenizer_with_template(tokenizer, args.chat_template_path)
+        fallback = chat_template(own.chat_template_fallback, "chat_template_fallback")
+        tokenizer.chat_template = fallback
+    templated = copy(tokenizer)
+    if args.chat_template_path is not None:
+        templated.chat_template = chat_template(args.chat_template_path)
+    return tokenizer, templated
 
 
 def print_counts(trainer: Any) -> None:
-    """Print how many examples `max_length` left out or cut, by side."""
+    """Print how many examples `max_length` left out or cut, and which, by side."""
     if not trainer.is_world_process_zero():
         return
     within = f"max_length {trainer.args.max_length}"
-    for side, count in trainer.left_out.items():
-        if count:
-            print(f"left out {count} {side} rows: nothing to train on within {within}", flush=True)
-    for side, count in trainer.cut_off.items():
-        if count:
-            print(f"{count} {side} rows lose their end to {within}", flush=True)
+    for side, numbers in trainer.left_out.items():
+        if numbers:
+            reason = f"nothing to train on within {within}{rows_named(numbers)}"
+            print(f"left out {len(numbers)} {side} rows: {reason}", flush=True)
+    for side, numbers in trainer.cut_off.items():
+        if numbers:
+            lost = f"lose their end to {within}{rows_named(numbers)}"
+            print(f"{len(numbers)} {side} rows {lost}", flush=True)
 
 
 def fix_fields(loaded: Loaded[Any, Any], values: Mapping[str, Any], by: str) -> None:
@@ -90,7 +93,6 @@ def decide_what_is_trained(loaded: Loaded[Any, Any]) -> None:
     """Let `dataset.turns` decide what is trained, and refuse what contradicts it or is not read."""
     own, args = loaded.own, loaded.trl
     args.chat_template_path = template_file(args.chat_template_path)
-    own.chat_template_fallback = template_file(own.chat_template_fallback)
     if args.chat_template_path is not None and own.chat_template_fallback is not None:
         raise InputError(
             "chat_template_fallback is not read with chat_template_path, which replaces any chat "
@@ -112,44 +114,6 @@ def decide_what_is_trained(loaded: Loaded[Any, Any]) -> None:
     choices = "last: the final turn of the assistant, all: each of its turns"
     by = f"dataset.turns: {turns}, which decides what is trained ({choices})"
     fix_fields(loaded, LOSSES[turns], by)
-
-
-def _tokenizer_with_template(
-    tokenizer: Any, path: str | None, key: str = "chat_template_path"
-) -> Any:
-    """Return a tokenizer that has the chat template which a field of the config names.
-
-    Args:
-        tokenizer: the model's, which is not changed.
-        path: the field's value: a .jinja file, or a folder or hub model with a tokenizer.
-        key: the field, for errors.
-
-    Returns:
-        Without a path the model's tokenizer; of a .jinja file, a copy of it with this template; of
-        a folder or hub model, the tokenizer found there.
-    """
-    from transformers import AutoTokenizer
-
-    if path is None:
-        return tokenizer
-    if path.endswith((".jinja", ".j2")):
-        if not Path(path).is_file():
-            raise InputError(f"{key}: there is no file {path!r}; write that of one.")
-        templated = copy(tokenizer)
-        templated.chat_template = Path(path).read_text(encoding="utf-8")
-        return templated
-    fault = (
-        "is neither a .jinja file nor a folder or hub model with a tokenizer that can be reached"
-    )
-    remedy = f"name one, or a template ({', '.join(NAMES)})"
-    with loading(f"{key}: {path!r}", remedy, fault):
-        other_tokenizer = AutoTokenizer.from_pretrained(path)
-    if other_tokenizer.chat_template is None:
-        raise InputError(
-            f"{key}: the tokenizer of {path!r} has no chat template to take over; "
-            "name an instruction-tuned model, or a .jinja file."
-        )
-    return other_tokenizer
 
 
 def check_marks(tokenizer: Any, args: Any) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
+from jinja2 import TemplateError
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
@@ -219,7 +220,7 @@ def read(args: Any, load: Callable[..., Examples], config: Any, *options: Any) -
         if held_out is not None:
             sides = f"{count} training and {held_out} held-out rows"
         if (count or held_out) and args.process_index == 0:
-            print(f"left out {sides}: {reason}", flush=True)
+            print(f"left out {sides}: {reason}{data.first_places(reason)}", flush=True)
     for note in data.notes:
         if args.process_index == 0:
             print(note, flush=True)
@@ -256,7 +257,8 @@ def build(
 
         reference_loading = quantized_reference(loaded)
     # the trainer may load models: in `as_saved`, a model whose folder lacks weights is refused
-    with as_saved(common["model"]), reference_loading:
+    refusals = naming_refused_row(data, tokenizer, loaded.trl)
+    with as_saved(common["model"]), reference_loading, refusals:
         trainer = trainer_class(**common | arguments)
     if not loaded.own.warmup_from_zero:  # as the book's code warms up
         from rlhf_trl.run.warmup import WarmupFromFirstStep
@@ -310,6 +312,18 @@ def check_template(data: Examples, tokenizer: Any, args: Any, config: Any) -> No
         from rlhf_trl.run.chat_templates import check_template_reads
 
         check_template_reads(data, tokenizer, args, config)
+
+
+@contextmanager
+def naming_refused_row(data: Examples, tokenizer: Any, args: Any) -> Iterator[None]:
+    """Name the row at which a chat template raises an exception of its own in the block."""
+    try:
+        yield
+    except TemplateError:
+        from rlhf_trl.run.chat_templates import check_refusals
+
+        check_refusals(data, tokenizer, args)
+        raise
 
 
 def check_held_out(args: Any, rows: Any) -> None:

@@ -186,8 +186,7 @@ class BookDPOTrainer(Aligned, DPOTrainer):
         unlimited.max_length = None  # so that TRL cuts nothing
         dataset = super()._prepare_dataset(dataset, processing_class, unlimited, dataset_name)
         sides = ("chosen_ids", "rejected_ids")
-        dataset, counts = fit(dataset, sides, args.max_length, args.overlong)
-        self.fitted[dataset_name] = counts
+        dataset, self.fitted[dataset_name] = fit(dataset, sides, args.max_length, args.overlong)
         return dataset
 
     # Replaces DPOTrainer._precompute_ref_logps where no reference is read.
@@ -305,18 +304,18 @@ class BookKTOTrainer(Aligned, KTOTrainer):
             dataset = super()._prepare_dataset(dataset, processing_class, unlimited, dataset_name)
         finally:
             self.calculate_KL = calculate_kl
-        counts: dict[str, int] = {}  # of examples that are cut or left out, by reason
+        numbers: dict[str, list[int]] = {}  # of examples that are cut or left out, by reason
         if overlong is not None:
-            dataset, counts = fit(dataset, ("completion_ids",), args.max_length, overlong)
+            dataset, numbers = fit(dataset, ("completion_ids",), args.max_length, overlong)
         batch = args.per_device_train_batch_size
         if interleaved is not None:
             order = kto_order(
                 dataset["label"], dataset["prompt_ids"], batch, args.seed, interleaved
             )
             # an example that would be the only one of its batch has no neighbor there
-            counts["left over"] = len(dataset) - len(order)
+            numbers["left over"] = sorted({*range(len(dataset))} - {*order})
             dataset = dataset.select(order)
-        self.fitted[dataset_name] = counts
+        self.fitted[dataset_name] = numbers
         return rotated(dataset, batch)
 
     # Extends KTOTrainer._precompute_ref_logps: with several processes, it needs a file of the data.

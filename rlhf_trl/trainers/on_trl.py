@@ -56,6 +56,9 @@ class Safeguards:
     in_recipes: ClassVar = {"refuse_non_finite": True, "evaluate_examples": True}
 
     refuse_non_finite: bool = setting("stop before weights that are not finite are saved", False)
+    chat_template_path: str | None = setting(
+        "chatml, llama3, qwen3, gemma, mistral or zephyr, a .jinja file, or a model whose to take"
+    )
     evaluate_examples: bool | None = setting(
         "metrics of all examples as one, not means over batches; None: but in formulation trl"
     )

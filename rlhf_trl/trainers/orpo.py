@@ -105,8 +105,7 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
             dataset = DPOTrainer._prepare_dataset(self, dataset, tokenizer, unlimited, name)
         # None becomes a rule, too, since nothing has been cut above
         sides, rule = ("chosen_ids", "rejected_ids"), self.args.overlong or "cut_prompt"
-        dataset, counts = fit(dataset, sides, self.max_length, rule)
-        self.fitted[name] = counts
+        dataset, self.fitted[name] = fit(dataset, sides, self.max_length, rule)
         options = {"remove_columns": dataset.column_names, "desc": f"Joining {name} dataset"}
         return dataset.map(_columns, **options)
 

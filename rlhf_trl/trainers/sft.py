@@ -4,14 +4,12 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from datasets import Dataset
 from torch import Tensor
 from trl import SFTConfig, SFTTrainer
 from typing_extensions import override
 
-from rlhf_trl.data.arrow import cells
-from rlhf_trl.data.fitting import lengths
+from rlhf_trl.data.fitting import beyond_limit
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import AnswersHeldOut
 from rlhf_trl.evaluation.over_examples import Example, OverExamples
@@ -36,8 +34,9 @@ class BookSFTTrainer(OnTRL, AnswersHeldOut, OverExamples, SFTTrainer):
 
     @with_signature_of(SFTTrainer.__init__)
     def __init__(self, **kwargs: Any):
-        self.left_out: dict[str, int] = {}  # examples without a token to train on, by data set
-        self.cut_off: dict[str, int] = {}  # and examples whose end max_length cuts off
+        # the numbers of examples without a token to train on, by data set
+        self.left_out: dict[str, list[int]] = {}
+        self.cut_off: dict[str, list[int]] = {}  # and of those whose end max_length cuts off
         super().__init__(**kwargs)
 
     # Extends SFTTrainer._prepare_dataset, which cuts and drops examples silently: counts them.
@@ -58,13 +57,12 @@ class BookSFTTrainer(OnTRL, AnswersHeldOut, OverExamples, SFTTrainer):
         # step by step, so that rows can be counted: tokenized, then cut, and at the end packed
         whole = prepared(dataset, unlimited, packing=False)
         fitting = prepared(whole, args, packing=False)
-        self.left_out[dataset_name] = len(whole) - len(fitting)
         if not len(fitting):
             raise InputError(
                 f"max_length: {args.max_length} leaves no token to train on in any of the "
                 f"{len(whole)} {dataset_name} examples, whose prompts fill it; raise it."
             )
-        self.cut_off[dataset_name] = _count_cut_off(whole, args)
+        self.left_out[dataset_name], self.cut_off[dataset_name] = beyond_limit(whole, args)
         return prepared(fitting, args, packing=True) if packing else fitting
 
     # Extends OverExamples.evaluation_loop, which keeps no logits.
@@ -104,14 +102,3 @@ def _between(fields: dict[str, Tensor], start: int, end: int) -> dict[str, Tenso
         name: (value[:, start:end] if value.dim() else value).cpu().clone()
         for name, value in fields.items()
     }
-
-
-def _count_cut_off(dataset: Dataset, args: Any) -> int:
-    """Count the tokenized examples that keep tokens to train on, but not those at their end."""
-    if args.max_length is None or args.truncation_mode == "keep_end":
-        return 0
-    longer = np.flatnonzero(lengths(dataset, "input_ids") > args.max_length)
-    labels = dataset.select(longer).select_columns(["labels"])
-    return sum(
-        any(label != -100 for label in row[: args.max_length]) for row in cells(labels, "labels")
-    )

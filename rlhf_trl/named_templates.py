@@ -1,13 +1,12 @@
 """Chat templates by name, for models without one: TRL's own, and those that TRL lacks."""
 
+from importlib.util import find_spec
 from pathlib import Path
-
-import trl
 
 # TRL's files; TRL trains all turns with a version of them that marks what the assistant says
 OF_TRL = {"llama3": "llama3", "qwen3": "qwen3", "gemma": "gemma3"}
 OURS = ("chatml", "mistral", "zephyr")  # with such marks
-NAMES = (*OURS, *OF_TRL)
+TEMPLATES = (*OURS, *OF_TRL)
 # what a template of a family writes and those named before it do not
 MARKS = {
     "llama3": "<|start_header_id|>",
@@ -20,10 +19,11 @@ MARKS = {
 
 def template_file(name: str | None) -> str | None:
     """Return the file of a template that is known by this name; of others, what was given."""
-    if name not in NAMES or Path(name).exists():  # a folder of the user's
+    if name not in TEMPLATES or Path(name).exists():  # a folder of the user's
         return name
     if name in OF_TRL:
-        return str(Path(trl.__file__).parent / "chat_templates" / f"{OF_TRL[name]}.jinja")
+        folder = Path(find_spec("trl").origin).parent / "chat_templates"
+        return str(folder / f"{OF_TRL[name]}.jinja")
     return str(Path(__file__).parent / "templates" / f"{name}.jinja")
 
 
