@@ -301,6 +301,9 @@ def from_pretrained(auto_class: Any, model: Any, args: Any) -> Any:
             f"first, or write {EMBEDDED} for the embedded one."
         )
     remedy = f"write {EMBEDDED} for the embedded model, or the path of a local copy"
+    of_run = Path(model.model_name_or_path) / "model"
+    if of_run.is_dir():  # the folder of a run
+        remedy = f"write {of_run}"
     with loading(f"model_name_or_path: {model.model_name_or_path!r}", remedy):
         return auto_class.from_pretrained(
             name, revision=model.model_revision, trust_remote_code=trust

@@ -472,3 +472,35 @@ def test_configs_for_many_gpus_say_their_batch(path):
     size = values["per_device_train_batch_size"] * values["gradient_accumulation_steps"]
     said = re.search(r"(\d+) (?:completions|pairs|examples) per optimizer step\.", head_of(path))
     assert int(said[1]) == size * values["expect"]["processes"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "examples", "steps"),
+    [
+        ("sft", 26, 12),  # 7 micro-batches of 4, so 2 steps in each of 6 epochs
+        ("sft", 85, 36),  # 22 micro-batches
+        ("sft", 3, 6),  # 1 micro-batch
+        ("grpo", 9, 12),  # 2 generations of 4 prompts; one fills 2 windows, and is used twice
+    ],
+)
+def test_steps_count_the_short_last_one_of_each_epoch(recipe, examples, steps):
+    config = {
+        "num_train_epochs": 6,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 4,
+    }
+    if recipe == "grpo":
+        config |= {
+            "num_train_epochs": 1.5,
+            "num_generations": 8,
+            "steps_per_generation": 8,
+            "num_iterations": 2,
+        }
+    words = [word for name, value in config.items() for word in (f"--{name}", str(value))]
+    stage = stage_of_config(read_config(ROOT / "configs" / "own" / f"{recipe}.yaml"), recipe)
+    loaded = stage.load(
+        ["--config", str(ROOT / "configs" / "own" / f"{recipe}.yaml"), "--use_cpu", *words]
+    )
+    texts = Texts(rows=4, tokens=8)
+    asked = plan.Plan(stage=stage, loaded=loaded, launch=Launch(), texts=texts)
+    assert plan.steps_to_come(asked, examples) == steps

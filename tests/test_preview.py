@@ -1,12 +1,14 @@
 """What would be trained on: five files with planted faults, against counts by hand."""
 
 import json
+import re
 
 import pytest
 from conftest import ROOT
 from own_model import said, write_lines
 
 from rlhf_trl.cli import main
+from rlhf_trl.errors import InputError
 from rlhf_trl.run.preview import preview
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
@@ -398,3 +400,17 @@ def test_a_mixture_and_a_limit_from_the_command_line(tmp_path, capsys):
     shares = f"mixture: 8 of 30 examples of {path} (66.7%), 4 of 30 examples of {other} (33.3%)"
     assert shares in first
     assert ["rows", "12"] in [line.split() for line in first.splitlines()]
+
+
+def test_the_folder_of_a_run_is_told_where_its_model_is(tmp_path):
+    model = tmp_path / "run" / "model"
+    model.mkdir(parents=True)
+    with pytest.raises(InputError, match=f"; write {re.escape(str(model))}.$"):
+        numbers(tmp_path, "dpo", LONG_PAIRS, "--model_name_or_path", str(model.parent))
+
+
+def test_texts_are_said_to_get_no_chat_template(tmp_path, capsys):
+    path = write_lines(tmp_path / "rows.jsonl", LONG_PAIRS)
+    words = ["--dataset.path", str(path), "--eval_strategy", "no", "--dataset.eval_size", "null"]
+    main(["preview", str(ROOT / "configs" / "own" / "dpo.yaml"), *TINY, *words])
+    assert "prompts are texts: no chat template is applied" in capsys.readouterr().out

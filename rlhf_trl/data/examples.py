@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 SIDES = ("chosen", "rejected", "completion")  # columns that hold answers
 LISTED = 10  # rows that a message lists
+OF_TEXTS = "prompts are texts: no chat template is applied (messages get it)"
 
 
 @dataclass

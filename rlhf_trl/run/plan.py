@@ -447,17 +447,24 @@ def _examples_in_config(plan: Plan) -> int | None:
 
 
 def steps_to_come(plan: Plan, examples: int | None) -> int | None:
-    """Return the optimizer steps of a run on so many examples; None: they are not known."""
+    """Return the optimizer steps of a run on so many examples; None: they are not known.
+
+    As in transformers an epoch's last step may be of fewer micro-batches, and counts.
+    """
     args = plan.loaded.trl
     if args.max_steps > 0:
         return args.max_steps
     if examples is None:
         return None
-    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    batch *= plan.launch.processes
-    # how often the data set is gone through in an epoch, in examples of a batch
-    repeats = args.num_generations * args.num_iterations if plan.stage.prompted else 1
-    return math.ceil(args.num_train_epochs * examples * repeats / batch)
+    micro_batch = args.per_device_train_batch_size * plan.launch.processes
+    if plan.stage.prompted:  # TRL leaves out the prompts that do not fill a generation
+        prompts = micro_batch * args.steps_per_generation // args.num_generations
+        uses = args.steps_per_generation * args.num_iterations
+        micro_batches = examples // prompts * uses
+    else:
+        micro_batches = math.ceil(examples / micro_batch)
+    steps_of_epoch = max(math.ceil(micro_batches / args.gradient_accumulation_steps), 1)
+    return math.ceil(args.num_train_epochs * steps_of_epoch)
 
 
 def cheapest_changes(plan: Plan) -> Iterator[tuple[str, list[str], Launch]]:

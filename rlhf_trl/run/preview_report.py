@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_trl.data.answers import completion_text
+from rlhf_trl.data.examples import OF_TEXTS
 from rlhf_trl.data.made import demonstrations
 from rlhf_trl.data.preview import DROPPED, IDENTICAL, Measured
 from rlhf_trl.errors import InputError
@@ -125,13 +126,13 @@ def report(
     tokenizer = run.templated if run.is_prompts else run.tokenizer
     # a limit may have cut the texts that reach it
     limit = None if run.is_prompts else run.loaded.trl.max_length
-    found = [
+    faults_shown = [
         *counted(faults, len(rows)),
         *faults_of_tokens(examples, tokenizer, _ends(run), limit),
     ]
     if run.stage.name == "kto" and not run.is_prompts:
         labels = [rows[place]["label"] for place in kept]
-        found += unbalanced_labels(labels, run.loaded.row.parameters)
+        faults_shown += unbalanced_labels(labels, run.loaded.row.parameters)
     examples = examples[:SHOWN]
     if sample:
         judged = [rows[place] for place in order[:SHOWN]]
@@ -143,7 +144,7 @@ def report(
         answers, what = _answers_to_judge(run, judged, completion)
     return Report(
         numbers=numbers(run, measured),
-        faults=found,
+        faults=faults_shown,
         to_come=_to_come(run, measured, len(kept)),
         rewards=_called_rewards(run, judged, answers, what),
         examples=examples,
@@ -199,6 +200,8 @@ def _to_come(run: Opened, measured: Sequence[Measured], count: int) -> list[str]
     steps = steps_to_come(plan, known)
     note = on_policy_note(loaded)
     sentences = [] if note is None else [note]
+    if not run.data.conversational:
+        sentences.append(OF_TEXTS)
     if run.stage.prompted:
         sentences.append(
             f"trained: sampled answers of at most {args.max_completion_length} tokens, with the "
@@ -246,7 +249,9 @@ def _sampled_answers(run: Opened, rows: Sequence[dict[str, Any]]) -> list[Comple
     from rlhf_trl.rollouts.sampling import sample_completions
     from rlhf_trl.run.chat import sampling_of
 
-    loaded, args, model = run.loaded, run.loaded.trl, copy(run.loaded.model)
+    loaded = run.loaded
+    args = loaded.trl
+    model = copy(loaded.model)
     sampled_from = getattr(loaded.own.dataset, "sampled_from", None)
     if sampled_from is not None:
         model.model_name_or_path = sampled_from

@@ -20,7 +20,7 @@ from transformers.trainer_callback import ProgressCallback
 
 from rlhf_trl import output
 from rlhf_trl.data.blocks import FileData
-from rlhf_trl.data.examples import Examples
+from rlhf_trl.data.examples import OF_TEXTS, Examples
 from rlhf_trl.errors import Diverged, InputError, naming
 from rlhf_trl.evaluation.held_out import AnswersHeldOut
 from rlhf_trl.evaluation.standstill import Watch
@@ -225,7 +225,7 @@ def read(args: Any, load: Callable[..., Examples], config: Any, *options: Any) -
         if args.process_index == 0:
             print(note, flush=True)
     if not data.conversational and args.process_index == 0:
-        print("prompts are texts: no chat template is applied (messages get it)", flush=True)
+        print(OF_TEXTS, flush=True)
     return data
 
 
