@@ -393,6 +393,7 @@ def test_trackio_gets_losses_rewards_and_tables(tmp_path):
     assert done.returncode == 0, cause(done.stderr)
     assert "look at it:    trackio show --project mine\n" in done.stdout
     with sqlite3.connect(tmp_path / "trackio" / "mine.db") as connection:
-        rows = connection.execute("SELECT metrics FROM metrics").fetchall()
-    logged = {key for (metrics,) in rows for key in json.loads(metrics)}
+        rows = connection.execute("SELECT run_name, metrics FROM metrics").fetchall()
+    assert {run_name for run_name, _ in rows} == {"out"}  # with the evaluation after training
+    logged = {key for _, metrics in rows for key in json.loads(metrics)}
     assert {"train/loss", "train/rewards/format/mean", "completions", "samples"} <= logged

@@ -138,6 +138,9 @@ def _decide_settings(loaded: Loaded[Any, Any], start: _Start) -> None:
     # transformers gives wandb this variable, by default "huggingface", and not the field `project`
     os.environ.setdefault("WANDB_PROJECT", args.project)
     args.run_name = os.environ.get("WANDB_RUN_NAME", args.run_name)
+    if args.run_name is None and "trackio" in args.report_to:
+        # what is logged after training, when trackio has ended the run, goes to that of this name
+        args.run_name = Path(args.output_dir).name
 
 
 def _check_settings(args: Any) -> None:
