@@ -107,6 +107,12 @@ def test_the_mean_over_all_answers_is_the_kl_of_their_distributions():
 
 @pytest.mark.parametrize("kind", [*KINDS, "llama with LoRA"])
 def test_it_is_that_of_whole_logits_in_every_architecture(kind, monkeypatch):
+    # eager attention, which gemma2 takes, computes its softmax in float32, and there the last bits
+    # depend on padding and on the machine
+    softmax = torch.nn.functional.softmax
+    monkeypatch.setattr(
+        torch.nn.functional, "softmax", lambda values, dim, dtype=None: softmax(values, dim)
+    )
     words = [f"w{n}" for n in range(40)] + ["<end>"]
     architecture = kind.split()[0]
     model, other = model_of(architecture, 41, seed=1), model_of(architecture, 41, seed=2)

@@ -752,7 +752,8 @@ def _held_out_by_hash(config: FileData, keys: "np.ndarray") -> "np.ndarray":
         raise InputError(
             f"dataset.eval_size: {whole} has {len(different)} different prompts "
             f"(system text, letter case and white space aside), and {config.eval_size} held out "
-            "leave nothing to train on; hold out fewer."
+            "leave nothing to train on; hold out fewer, or none: eval_size: null beside "
+            "eval_strategy: no."
         )
     return is_held_out
 
