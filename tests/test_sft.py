@@ -303,6 +303,14 @@ REFUSED = {
         *(TALKS, ["--assistant_only_loss", "true"]),
         "assistant_only_loss: true contradicts dataset.turns: last",
     ),
+    "every turn's remedy": (
+        *(TALKS, ["--assistant_only_loss", "true"]),
+        "; write dataset.turns: all or remove assistant_only_loss.",
+    ),
+    "all tokens' remedy": (
+        *(TALKS, ["--completion_only_loss", "false"]),
+        "each of its turns); remove completion_only_loss.",
+    ),
     "one turn of all": (
         *(TALKS, ["--dataset.turns", "all", "--completion_only_loss", "true"]),
         "completion_only_loss: true contradicts dataset.turns: all",

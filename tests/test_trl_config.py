@@ -23,6 +23,7 @@ from rlhf_trl.run.policy_gradients import load_reward_functions
 from rlhf_trl.run.stages import STAGES
 from rlhf_trl.run.yaml_loader import dump_yaml
 from rlhf_trl.tiny import checkpoint_path
+from rlhf_trl.trainers.sft import BookSFTConfig, BookSFTTrainer
 
 CHECKPOINT = checkpoint_path()
 MODEL = {"model_name_or_path": "embedded", "dataset_name": "rows.jsonl"}
@@ -86,6 +87,19 @@ def test_every_field_is_what_trl_makes_of_it(command, config, given, algorithm, 
         ),
         ({"loss_typo": "x"}, None, r"loss_typo is no field of TRL's \(did you mean 'loss_type'"),
         ({"num_generations": 4}, "dpo", r"num_generations is not a field of `trl dpo`"),
+        (
+            {"num_generations": 4, "max_prompt_length": 64},
+            "grpo",
+            r"yaml: TRL dropped max_prompt_length: prompts are no longer cut .* limit .*; remove",
+        ),
+        ({"max_prompt_length": 64}, None, r"yaml: TRL dropped max_prompt_length: "),
+        ({"rpo_alpha": 1.0}, "dpo", r"dropped rpo_alpha: .* write loss_type: \[sigmoid, sft\] and"),
+        ({"reference_free": True}, "dpo", r"dropped reference_free: .* reference there; remove it"),
+        (
+            {"completion_only_loss": False},
+            "sft",
+            r"completion_only_loss is false, .* remove it or .* BookSFTTrainer",
+        ),
         (
             {"loss_type": "vesp"},
             "grpo",
@@ -249,6 +263,110 @@ def test_a_recipe_refuses_what_another_row_has_or_trl_does_not_know(line, senten
     path.write_text(text.replace("loss_type: grpo\n", "") + f"{line}\n")
     with pytest.raises(InputError, match=sentence):
         STAGES["grpo"].load(["--config", str(path)])
+
+
+# --- what SFT trains -----------------------------------------------------------------------------
+
+
+def trained_by_stock(trainer, config, rows, given):
+    """Return the text that a trainer of TRL's trains of the first of the rows."""
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    trainer = trainer(
+        AutoModelForCausalLM.from_pretrained(CHECKPOINT),
+        args=config(**MACHINE, **given),
+        train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=tokenizer,
+    )
+    labels = trainer.train_dataset[0]["labels"]
+    return tokenizer.decode([label for label in labels if label != -100])
+
+
+def trained_by_recipe(rows, given, folder, capsys):
+    """Return the text that a translation trains of the first of the rows, as preview has it."""
+    data = folder / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = folder / "trl.yaml"
+    script = {"model_name_or_path": CHECKPOINT, "dataset_name": str(data)}
+    path.write_text(dump_yaml({**script, **MACHINE, **given}))
+    (folder / "ours.yaml").write_text(translate(path, command="sft"))
+    capsys.readouterr()
+    main(["preview", str(folder / "ours.yaml"), "--json"])
+    (text,) = json.loads(capsys.readouterr().out)["examples"][0]
+    ids = zip(text["ids"], text["trained"], strict=True)
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    return tokenizer.decode([token for token, is_trained in ids if is_trained])
+
+
+TALK = [
+    {"role": role, "content": text}
+    for role, text in zip(("user", "assistant") * 2, ("ab", "cd", "ef", "gh"), strict=True)
+]
+MESSAGES, PAIRS = [{"messages": TALK}] * 2, [{"prompt": TALK[:3], "completion": TALK[3:]}] * 2
+LAST, BOTH = "gh<|end|>", "cd<|end|>gh<|end|>"
+EVERY_TOKEN = (
+    "<|bos|><|user|>ab<|end|><|assistant|>cd<|end|><|user|>ef<|end|><|assistant|>gh<|end|>"
+)
+
+
+@pytest.mark.parametrize(
+    ("rows", "given", "stock", "here"),
+    [
+        (MESSAGES, {}, EVERY_TOKEN, LAST),
+        (PAIRS, {}, LAST, LAST),
+        (MESSAGES, {"assistant_only_loss": True}, BOTH, BOTH),
+        (PAIRS, {"assistant_only_loss": True}, LAST, BOTH),
+        (PAIRS, {"assistant_only_loss": True, "completion_only_loss": False}, BOTH, BOTH),
+    ],
+)
+def test_what_is_trained_is_what_a_translation_says(rows, given, stock, here, tmp_path, capsys):
+    assert trained_by_stock(trl.SFTTrainer, trl.SFTConfig, rows, given) == stock
+    assert trained_by_stock(BookSFTTrainer, BookSFTConfig, rows, given) == stock  # as the note says
+    assert trained_by_recipe(rows, given, tmp_path, capsys) == here
+
+
+@pytest.mark.parametrize(
+    ("given", "turns", "sentence"),
+    [
+        (
+            {},
+            "last",
+            "of `messages`, TRL trains every token, and here the last answer's are trained (turns: "
+            "all: every answer; every token: in Python with BookSFTTrainer, recipes/library.md); "
+            "of prompt-completion pairs, the completion is trained there and here",
+        ),
+        (
+            {"assistant_only_loss": True},
+            "all",
+            "of prompt-completion pairs, TRL trains answers in the completion, and here those in "
+            "the prompt, too (turns: last: the completion alone)",
+        ),
+        ({"assistant_only_loss": True, "completion_only_loss": False}, "all", None),
+    ],
+)
+def test_a_translation_says_what_is_trained(given, turns, sentence, tmp_path, capsys):
+    path = tmp_path / "trl.yaml"
+    path.write_text(dump_yaml({**MODEL, **MACHINE, **given}))
+    text = translate(path, command="sft")
+    block = {"source": "path", "path": "rows.jsonl", "turns": turns}
+    assert yaml.safe_load(text)["dataset"] == block
+    assert "assistant_only_loss" not in yaml.safe_load(text)  # which turns decides
+    comments = " ".join(text.partition("dataset:\n")[0].replace("#", " ").split())
+    assert "default there and here, but for completion_only_loss and assistant_only" in comments
+    main(["translate", str(path), "--command", "sft", "--explain"])
+    explained = " ".join(capsys.readouterr().out.split())
+    assert (f"- differs - dataset.turns: {turns}" in explained) == bool(sentence)
+    if sentence:
+        assert sentence in comments and sentence in explained
+    else:
+        assert "prompt-completion" not in comments
+
+
+def test_a_printed_config_of_sft_says_which_defaults_are_not_here(tmp_path, capsys):
+    path = tmp_path / "printed.yaml"
+    path.write_text(yaml.dump(trl.SFTConfig(**MACHINE).to_dict() | MODEL))
+    main(["translate", str(path), "--explain"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "defaults there and here, but for completion_only_loss and assistant_only_loss" in last
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from rlhf_trl.algorithms import LOSS_FIELDS, Formulation, contradicted, formulat
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.ports.commands import COMMANDS
 from rlhf_trl.ports.comments import Line, as_comment, commented, launch_line
-from rlhf_trl.ports.explain import entries, table
+from rlhf_trl.ports.explain import DIFFERS, Entry, entries, table
 from rlhf_trl.ports.quantities import Quantity
 from rlhf_trl.run.config_types import RENAMED, fields_of, imported, recipe_defaults
 from rlhf_trl.run.stages import STAGES, Stage
@@ -38,6 +38,15 @@ DATASET_KEYS = {
 # Fields of TRL's scripts, which its config classes do not have.
 SCRIPT_FIELDS = {*DATASET_KEYS, "reward_funcs", "reward_model_name_or_path"}
 TRL_REWARDS = "trl.rewards."  # where TRL's script looks for a reward without a module
+# Fields that TRL's classes once had, with what to do without them.
+DROPPED = {
+    "max_prompt_length": "prompts are no longer cut there by a limit of their own; remove it",
+    "reference_free": "DPO always has a reference there; remove it",
+    "rpo_alpha": (
+        "the term is a loss_type there; write loss_type: [sigmoid, sft] and loss_weights: [1.0, "
+        "ALPHA] in its place"
+    ),
+}
 # With these, TRL's config class can be built on any machine.
 NEUTRAL = {"use_cpu": True, "bf16": False, "report_to": "none"}
 
@@ -71,6 +80,15 @@ class LossLines:
 
 
 @dataclass(frozen=True)
+class Trained:
+    """What a translation for recipes/sft.py trains, beside TRL's."""
+
+    turns: str  # the recipe's dataset.turns
+    there: str  # what TRL trains
+    difference: str  # what is trained otherwise here; "": nothing
+
+
+@dataclass(frozen=True)
 class OfTRL:
     """The values of a config of TRL beside their translation."""
 
@@ -80,6 +98,7 @@ class OfTRL:
     lines: Mapping[str, Line]
     left_out: Mapping[str, str]
     printed: Printed | None = None
+    trained: Trained | None = None  # of SFT
 
     def text(self, output: Any = "THIS_FILE") -> str:
         """Return the YAML for a recipe."""
@@ -89,14 +108,24 @@ class OfTRL:
         parts = [
             f"# {Path(self.path).name} of `trl {self.command}`, for {count}:\n",
             launch_line(script, output, processes, on_cpu=bool(self.values.get("use_cpu"))),
-            "# What is not here has TRL's default there and here.\n",
+            as_comment(f"What is not here has TRL's default there and here{self._but}."),
         ]
         parts += [as_comment(sentence) for sentence in self._missing()]
         for to, line in self.lines.items():
-            parts.append(commented(dump_yaml({to: line.value}), str(line.note)))
+            note = str(line.note)
+            if to == "dataset" and self.trained and self.trained.difference:
+                note += f"; {self.trained.difference}"
+            parts.append(commented(dump_yaml({to: line.value}), note))
         parts += ["# left out:\n"] * bool(self.left_out)
         parts += [as_comment(f"  {name}: {why}") for name, why in self.left_out.items()]
         return "".join(parts)
+
+    @property
+    def _but(self) -> str:
+        """Name the fields of TRL that are not written and may differ from TRL's default."""
+        if not self.trained:
+            return ""
+        return ", but for completion_only_loss and assistant_only_loss: dataset.turns decides them"
 
     def _missing(self) -> list[str]:
         """Return what a reader has to add to the translation of a printed config."""
@@ -116,6 +145,9 @@ class OfTRL:
         fields = _fields(self.command)
         meanings = {name: _help(fields[name]) for name in self.values}
         rows = entries(self.values, meanings, self.lines, self.left_out, self._added)
+        if self.trained and self.trained.difference:
+            here = {"dataset.turns": self.trained.turns}
+            rows.append(Entry("", None, self.trained.there, here, DIFFERS, self.trained.difference))
         values_here = {name: line.value for name, line in self.lines.items()}
         examples = Quantity(
             name="examples per optimizer step",
@@ -124,7 +156,8 @@ class OfTRL:
         )
         text = table(rows, [examples], "TRL")
         if self.printed:
-            text += f"\n\n{self.printed.at_default} more fields have TRL's defaults there and here."
+            count = self.printed.at_default
+            text += f"\n\n{count} more fields have TRL's defaults there and here{self._but}."
         return text
 
     def _examples_per_step(self, values: Mapping[str, Any]) -> int:
@@ -175,7 +208,13 @@ def read_trl(path: str | Path, values: Mapping[str, Any], command: str | None) -
         loss = _loss_of_nearest_row(path, values, stage, command)
     lines = dict(loss.lines)
     sources = tuple(name for name in DATASET_KEYS if name in values)
-    lines["dataset"] = Line(_data(path, values), "as TRL's script loads it", sources)
+    block = _data(path, values)
+    trained = None
+    if command == "sft":
+        trained = _trained(path, values)
+        block["turns"] = trained.turns
+        sources += ("assistant_only_loss",) * (trained.turns == "all")
+    lines["dataset"] = Line(block, "as TRL's script loads it", sources)
     if rewards := values.get("reward_funcs"):
         dotted_paths = [name if "." in name else TRL_REWARDS + name for name in rewards]
         lines["reward_funcs"] = Line(dotted_paths, "", ("reward_funcs",))
@@ -187,7 +226,8 @@ def read_trl(path: str | Path, values: Mapping[str, Any], command: str | None) -
     # All other fields stand as they are; a field of a loss is then one that the row does not read.
     unread_note = f"not of the row {lines['algorithm'].value}" if "algorithm" in lines else ""
     for name, value in values.items():
-        if name not in SCRIPT_FIELDS and name not in lines and name not in loss.left_out:
+        is_translated = name in SCRIPT_FIELDS or name in lines or name in sources
+        if not is_translated and name not in loss.left_out:
             lines[name] = Line(value, unread_note if name in LOSS_FIELDS else "", (name,))
     # What recipes turn on is turned off, as TRL has none of it: switches by False, others by None.
     # With None, `interleave_labels` keeps the order of the data; its False is an order of its own.
@@ -195,7 +235,7 @@ def read_trl(path: str | Path, values: Mapping[str, Any], command: str | None) -
         is_switch = isinstance(value, bool | None) and name != "interleave_labels"
         turned_off = False if is_switch else None
         lines.setdefault(name, Line(turned_off, f"as TRL; recipes have {_shown(value)}"))
-    return OfTRL(path, values, command, lines, loss.left_out, printed)
+    return OfTRL(path, values, command, lines, loss.left_out, printed, trained)
 
 
 def changes_of_printed(path: Any, values: Mapping[str, Any], command: str) -> Printed:
@@ -263,6 +303,7 @@ def _command(path: Any, values: Mapping[str, Any], command: str | None) -> str:
             raise InputError(f"--command: {command!r}{hint}; write one of {choices}.")
         unknown = [name for name in values if name not in fields_by_command[command]]
         if unknown:
+            _check_dropped(path, unknown[0])
             hint = nearest(unknown[0], fields_by_command[command])
             raise InputError(f"{path}: {unknown[0]} is not a field of `trl {command}`{hint}.")
         return command
@@ -280,7 +321,14 @@ def _command(path: Any, values: Mapping[str, Any], command: str | None) -> str:
     unknown = next((name for name in values if name not in everywhere), None)
     if unknown is None:
         raise InputError(f"{path}: its fields belong to different commands of TRL; remove some.")
+    _check_dropped(path, unknown)
     raise InputError(f"{path}: {unknown} is no field of TRL's{nearest(unknown, everywhere)}.")
+
+
+def _check_dropped(path: Any, name: str) -> None:
+    """Stop at a field that TRL's classes once had."""
+    if name in DROPPED:
+        raise InputError(f"{path}: TRL dropped {name}: {DROPPED[name]}.")
 
 
 def _fields(command: str) -> dict[str, Any]:
@@ -471,3 +519,34 @@ def _data(path: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     else:
         block.pop("eval_split", None)
     return block
+
+
+def _trained(path: Any, values: Mapping[str, Any]) -> Trained:
+    """Return what TRL trains, and what the recipe does. It depends on columns that nobody has read.
+
+    Raises:
+        InputError: TRL trains on the prompts of pairs, too.
+    """
+    if values.get("assistant_only_loss"):
+        if values.get("completion_only_loss") is False:
+            return Trained("all", "every answer is trained", "")
+        there = "every answer in `messages`, or in the completion of a prompt, is trained"
+        difference = (
+            "of `messages`, every answer is trained there and here; of prompt-completion pairs, "
+            "TRL trains answers in the completion, and here those in the prompt, too (turns: last: "
+            "the completion alone)"
+        )
+        return Trained("all", there, difference)
+    if values.get("completion_only_loss") is False:
+        raise InputError(
+            f"{path}: completion_only_loss is false, so TRL trains every token of prompts, too, "
+            "and recipes/sft.py never does; remove it or train it in Python with BookSFTTrainer "
+            "(recipes/library.md)."
+        )
+    there = "every token of `messages`, or the completion of a prompt, is trained"
+    difference = (
+        "of `messages`, TRL trains every token, and here the last answer's are trained (turns: "
+        "all: every answer; every token: in Python with BookSFTTrainer, recipes/library.md); of "
+        "prompt-completion pairs, the completion is trained there and here"
+    )
+    return Trained("last", there, difference)

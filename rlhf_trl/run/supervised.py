@@ -20,6 +20,8 @@ LOSSES = {
     "all": {"completion_only_loss": False, "assistant_only_loss": True},
 }
 """By `dataset.turns`, the fields of TRL that train so; its default trains on all tokens."""
+ASKS_FOR = {"completion_only_loss": "last", "assistant_only_loss": "all"}
+"""By field of TRL, the `dataset.turns` that a user asks for who turns it on."""
 
 
 @train.names_the_key
@@ -74,18 +76,27 @@ def print_counts(trainer: Any) -> None:
             print(f"{len(numbers)} {side} rows {lost}", flush=True)
 
 
-def fix_fields(loaded: Loaded[Any, Any], values: Mapping[str, Any], by: str) -> None:
+def fix_fields(
+    loaded: Loaded[Any, Any],
+    values: Mapping[str, Any],
+    by: str,
+    instead: Mapping[str, str] | None = None,
+) -> None:
     """Set fields of TRL that something else decides; refuse a config that says otherwise.
 
     Args:
         loaded: the config.
         values: the fields with their values.
         by: what decides them, in words.
+        instead: by field, what to write that decides it as the config says.
     """
     for key, value in values.items():
         written = loaded.given.get(key)
         if written not in (None, value):
-            raise InputError(f"{key}: {str(written).lower()} contradicts {by}; remove {key}.")
+            remedy = f"remove {key}"
+            if instead and key in instead:
+                remedy = f"write {instead[key]} or {remedy}"
+            raise InputError(f"{key}: {str(written).lower()} contradicts {by}; {remedy}.")
         setattr(loaded.trl, key, value)
 
 
@@ -113,7 +124,9 @@ def decide_what_is_trained(loaded: Loaded[Any, Any]) -> None:
     turns = own.dataset.turns
     choices = "last: the final turn of the assistant, all: each of its turns"
     by = f"dataset.turns: {turns}, which decides what is trained ({choices})"
-    fix_fields(loaded, LOSSES[turns], by)
+    # off, `completion_only_loss` asks for all tokens, which no other `turns` trains
+    instead = {k: f"dataset.turns: {asked}" for k, asked in ASKS_FOR.items() if asked != turns}
+    fix_fields(loaded, LOSSES[turns], by, instead)
 
 
 def check_marks(tokenizer: Any, args: Any) -> None:
