@@ -12,7 +12,7 @@ from rlhf_trl.compare.pages.paper_index import INDEX, Claim, page, read_index
 from rlhf_trl.errors import InputError
 
 FAULTS = Path(__file__).parent.parent / "recipes" / "experiments" / "2026-11-22-two-faults"
-PAGE = INDEX.with_suffix(".md")
+PAGE = INDEX.parents[1] / "paper_index.md"
 INDEX_TEXT = """# Paper Index
 
 ## Group Relative Policy Optimization
