@@ -32,7 +32,7 @@ def test_lines_of_the_log_stand_in_place_of_a_bar_where_there_is_no_terminal(
     monkeypatch, given, terminal, disabled
 ):
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: terminal))
-    args = SimpleNamespace(disable_tqdm=False, project="p", run_name=None)
+    args = SimpleNamespace(disable_tqdm=False, project="p", run_name=None, report_to=[])
     train._decide_settings(SimpleNamespace(trl=args, given=given), train._Start())
     assert args.disable_tqdm is disabled
 
