@@ -115,11 +115,9 @@ def lines() -> list[Line]:
         book_line("ppo", "qwen3-1.7b", 2, 256, 512, batch=16, updates=2, **book),
         book_line("dpo", "olmo-2-0425-1b", 2.5, 1024, 1023, batch=64, max_length=2048),
         book_line("reward", "qwen3-0.6b", 1, 256, 255, batch=16, max_length=512),
-        Line(
-            "resume grpo", 1.5, "resume", {"how": "one_gpu", "recipe": "grpo", **short, **sampled}
-        ),
+        Line("resume grpo", 2, "resume", {"how": "one_gpu", "recipe": "grpo", **short, **sampled}),
         *(
-            Line(f"{how} sft", 1.5, "resume", {"how": how, "recipe": "sft", **short}, gpu=True)
+            Line(f"{how} sft", 2.5, "resume", {"how": how, "recipe": "sft", **short}, gpu=True)
             for how in ("fsdp2", "zero2", "zero3")
         ),
         *(
