@@ -128,6 +128,35 @@ def test_a_function_that_changed_code_calls_is_new(edit):
     assert named() == {(changed, "changed"), (f"{module}:half", "new")}
 
 
+def test_what_new_code_calls_is_new_and_what_is_used_nowhere_is_not(edit):
+    module = "transformers.optimization"
+    after = "def get_linear_schedule_with_warmup("
+    added = """LIMIT = 2
+
+
+class Unused:
+    def get_last_lr(self):
+        return 0
+
+
+class Holder:
+    def value(self):
+        return LIMIT
+
+
+def half(x):
+    return x / Holder().value()
+
+
+"""
+    edit(module, after, added + after)
+    assert named() == set()
+    edit(module, "float(max(1, num_warmup_steps))", "half(num_warmup_steps)")
+    new = {"half", "Holder", "Holder.value", "LIMIT"}
+    changed = (f"{module}:_get_linear_schedule_with_warmup_lr_lambda", "changed")
+    assert named() == {changed, *((f"{module}:{name}", "new") for name in new)}
+
+
 def test_what_has_gone_is_named(edit):
     edit(TRAINER, "def get_decay_parameter_names", "def get_decayed_parameter_names")
     assert (f"{TRAINER}:Trainer.get_decay_parameter_names", "gone") in named()

@@ -291,25 +291,45 @@ def _new(
 ) -> Iterator[Change]:
     """Yield functions that were not there when the sources were recorded and that are executed.
 
-    A function is executed if changed code names it, or if it overrides a method that is executed.
+    One is executed if changed code, or new code that is executed, names it; if it overrides a
+    method that is executed; or if it belongs to a new class that is used.
     """
-    called: dict[str, set[str]] = defaultdict(set)  # stages, by a name that changed code mentions
-    for (name, unit), change in changed.items():
-        for node in edited[name].nodes.get(unit, ()) if name in edited else ():
+    named: dict[str, set[str]] = defaultdict(set)  # stages, by a name that such code mentions
+
+    def mention(place: Place, stages: Iterable[str]) -> None:
+        for node in edited[place[0]].nodes.get(place[1], ()) if place[0] in edited else ():
             for part in ast.walk(node):
                 mentioned = getattr(part, "attr", None) or getattr(part, "id", None)
                 if mentioned:
-                    called[mentioned].update(change.stages)
+                    named[mentioned].update(stages)
+
+    for place, change in changed.items():
+        mention(place, change.stages)
     methods: dict[str, set[str]] = defaultdict(set)  # stages, by the last name of a method
     for facts in recorded.values():
         for unit, (_, stages) in facts["units"].items():
             if "." in unit and stages != UNUSED:
                 methods[unit.rpartition(".")[2]].update(stages.split())
-    for name, module in edited.items():
-        facts = recorded[name]
-        for unit in module.nodes.keys() - facts["units"].keys() - {*facts["other"]}:
+    unknown = [
+        (name, unit)
+        for name, module in edited.items()
+        for unit in module.nodes.keys() - recorded[name]["units"].keys()
+        if unit not in recorded[name]["other"]
+    ]
+    found: dict[Place, set[str]] = {}
+    before = None
+    while found != before:  # until no new code leads to more of it
+        before = dict(found)
+        for name, unit in unknown:
             owner, _, last = unit.rpartition(".")
-            overrides = owner in facts["units"] and last in methods
-            if last in called or overrides:
-                stages = called[last] | (methods[last] if overrides else set())
-                yield Change(f"{name}:{unit}", "new", tuple(sorted(stages)))
+            is_known = owner in recorded[name]["units"]
+            ways = [named[last]] if last in named and (is_known or not owner) else []
+            if is_known and last in methods:
+                ways.append(methods[last])
+            if (name, owner) in found:
+                ways.append(found[name, owner])
+            if ways:
+                found[name, unit] = set().union(*ways)
+                mention((name, unit), found[name, unit])
+    for (name, unit), stages in found.items():
+        yield Change(f"{name}:{unit}", "new", tuple(sorted(stages)))
