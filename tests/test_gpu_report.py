@@ -43,7 +43,7 @@ def report(tmp_path, monkeypatch):
 
 def test_lines_of_the_dry_form_have_the_figures_that_a_hand_counts(report, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)  # which a machine may lack
-    names = ["sft 0.6b 512 full", "grpo 0.6b 512 full", "bf16 rows", "demo autocast"]
+    names = ["sft 0.6b 512 full", "grpo 0.6b 512 full", "bf16 rows"]
     done = report("--only", *names)["lines"]
     assert {name: line["status"] for name, line in done.items()} == dict.fromkeys(names, "ok"), done
     sft, grpo = done[names[0]], done[names[1]]
@@ -67,11 +67,16 @@ def test_lines_of_the_dry_form_have_the_figures_that_a_hand_counts(report, tmp_p
     # to the nearest of bfloat16's eight bits: a relative error of at most 2^-8
     assert max(row["arithmetic"][1] for row in rows.values()) < 2**-8
     assert max(row["arithmetic"][0] for row in rows.values()) < 1e-3
-    exact = done["demo autocast"]["exact_match"]
-    assert abs(exact["before"] - 0.477) < 0.03  # the README's, in float32
-    assert exact["after"] > exact["before"] + 0.1
     page = (tmp_path / "report.md").read_text()
     assert all(f"\n| {name} | " in page for name in [*names[:2], "grpo chapter"])
+
+
+@pytest.mark.promise
+def test_the_demo_of_the_report_learns_from_the_readmes_number_on(report, monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)  # which a machine may lack
+    exact = report("--only", "demo autocast")["lines"]["demo autocast"]["exact_match"]
+    assert abs(exact["before"] - 0.477) < 0.03  # the README's, in float32
+    assert exact["after"] > exact["before"] + 0.1
 
 
 def sleepy(folder, scratch):

@@ -915,7 +915,7 @@ def test_a_moved_reference_is_resumed_under_zero(launch, tmp_path, stage):
 # --- what the project promises
 
 
-@pytest.mark.slow
+@pytest.mark.promise
 def test_grpo_learns_on_one_cpu_thread_within_a_minute(run):
     folder, _ = run("grpo", "grpo")
     summary = json.loads((folder / "summary.json").read_text())

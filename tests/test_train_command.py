@@ -1,6 +1,7 @@
 """`rlhf-trl train`: what it launches, from any folder, and how that ends."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -114,6 +115,36 @@ def test_the_machine_decides_how_it_is_launched(
     monkeypatch.setattr(launching, "_gpus", lambda: gpus)
     config, processes, _, options = parts(launched("dpo", "--config", *words))
     assert (config.stem, processes, options[2:]) == (name, count, more)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "config", "words", "sentence"),
+    [
+        (
+            0,
+            "own/dpo",
+            ["ddp"],
+            "ddp.yaml launches 8 processes, and this machine has no GPU; leave",
+        ),
+        (1, "own/dpo", ["zero3"], "and this machine has 1 GPU; add --processes 1."),
+        (1, "own/dpo", ["zero3", "--processes", "1"], None),
+        (8, "own/dpo", ["fsdp2"], None),
+        (8, "tiny/dpo", ["ddp"], "and this machine has 4 cores; add --processes 4."),  # use_cpu
+        (0, "own/dpo", ["cpu_2proc"], None),
+        (0, "own/dpo", ["cpu"], None),
+    ],
+)
+def test_more_processes_than_the_machine_has_room_for_are_launched_only_where_asked_for(
+    launched, monkeypatch, gpus, config, words, sentence
+):
+    monkeypatch.setattr(launching, "_gpus", lambda: gpus)
+    monkeypatch.setattr(launching, "_cores", lambda: 4)
+    words = ["dpo", "--config", config, "--accelerate", *words]
+    if sentence is None:
+        assert parts(launched(*words))[0].stem == words[4]
+    else:
+        with pytest.raises(SystemExit, match=re.escape(sentence)):
+            launched(*words)
 
 
 def test_a_file_that_a_shipped_config_names_is_named_by_its_whole_path(launched):

@@ -65,6 +65,8 @@ def train(
         launch_file, processes = _config_for_machine(values, str(path), processes)
     else:
         launch_file = _named_config(accelerate, processes)
+        if processes is None:
+            _check_room(launch_file, values)
     options += _options_for_launch(values, launch_file)
     script = str(home() / STAGES[stage].script)
     command = launch_command([script, *options], launch_file, processes)
@@ -151,6 +153,24 @@ def _named_config(accelerate: str, processes: int | None) -> Path:
     return path
 
 
+def _check_room(path: Path, values: Mapping[str, Any]) -> None:
+    """Refuse a config of accelerate that launches more processes than this machine has GPUs.
+
+    For a run on the CPU, whose config and command line have these `values`: than it has cores.
+    """
+    launched = read_yaml(path)
+    if launched.get("distributed_type") == "NO" or launched.get("num_machines", 1) != 1:
+        return
+    on_cpu = values.get("use_cpu") is True or launched.get("use_cpu") or path.stem == "cpu_2proc"
+    asked, there = launched.get("num_processes", 1), _cores() if on_cpu else _gpus()
+    if asked > there:
+        remedy = f"add --processes {there}" if there else "leave --accelerate out to train on it"
+        raise InputError(
+            f"{path} launches {asked} processes, and this machine has "
+            f"{there or 'no'} {'core' if on_cpu else 'GPU'}{'s' * (there > 1)}; {remedy}."
+        )
+
+
 def _config_for_machine(
     values: Mapping[str, Any], config: str, processes: int | None
 ) -> tuple[Path, int | None]:
@@ -177,6 +197,11 @@ def _config_for_machine(
         name = "cpu" if processes in (None, 1) else "cpu_2proc"
     count = processes if name in ("ddp", "cpu_2proc") else None
     return accelerate_file(name), count
+
+
+def _cores() -> int:
+    """Return how many cores of the CPU this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gpus() -> int:
