@@ -191,6 +191,13 @@ PLANTED = {
         "! 1 of 3 training rows lose the end of their answer to max_length 80; raise it, or "
         "shorten them (rows 2)",
     ),
+    "a text beyond the context": (
+        "dpo",
+        [pair("ab", "c", "d" * 300), pair("ab", "c", "d")],
+        [],
+        "! 1 of 2 training rows are longer than the model's context of 256 tokens; lower "
+        "max_length (rows 1)",
+    ),
     "a prompt inside the completion": (
         "sft",
         [{"prompt": LONG, "completion": f"{LONG} The first."}, {"prompt": "a", "completion": "b"}],

@@ -233,13 +233,17 @@ def _measure(stage: Stage, loaded: Loaded, data: Examples, tokenizer: Any) -> tu
     return _measure_preferences(args, tokenizer), limit
 
 
+def context_of(loaded: Loaded) -> int | None:
+    """Return how many tokens a run's model reads at most; None: any number, or it is not known."""
+    if loaded.model.model_name_or_path == UNTRAINED:
+        return None
+    config = model_config(loaded.model, loaded.trl).get_text_config()
+    return getattr(config, "max_position_embeddings", None)
+
+
 def _measure_prompts(loaded: Loaded, tokenizer: Any) -> tuple[Measure, str]:
     """Measure prompts, which must leave room for an answer in the model's context."""
-    args = loaded.trl
-    context = None
-    if loaded.model.model_name_or_path != UNTRAINED:
-        config = model_config(loaded.model, args).get_text_config()
-        context = getattr(config, "max_position_embeddings", None)
+    args, context = loaded.trl, context_of(loaded)
     answer = getattr(args, "max_completion_length", None)
     answer = answer or getattr(loaded.own, "max_completion_length", 0)
 

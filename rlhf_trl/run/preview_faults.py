@@ -17,7 +17,10 @@ SHORTEST = 12  # letters of a prompt that an answer does not repeat by chance
 
 
 def faulty_rows(
-    rows: Sequence[Mapping[str, Any]], measured: Sequence[Measured], args: Any
+    rows: Sequence[Mapping[str, Any]],
+    measured: Sequence[Measured],
+    args: Any,
+    context: int | None = None,
 ) -> dict[str, list[int]]:
     """Return what is wrong with rows, as a predicate with a remedy, and the places of the rows.
 
@@ -25,13 +28,19 @@ def faulty_rows(
         rows: the N rows to train on.
         measured: the same N rows in tokens, with what the run does to each.
         args: TRL's config.
+        context: how many tokens the model reads at most; None: any number.
     """
+    limit = getattr(args, "max_length", None)
+    beyond = f"are longer than the model's context of {context} tokens; lower max_length"
     by_fate = _faults_by_fate(args)
     repeated = "have an answer that begins with the whole prompt; remove it there"
     marked = "spell out chat marks, which the template writes itself; write messages without them"
     places: dict[str, list[int]] = {}
     for place, (row, its_measure) in enumerate(zip(rows, measured, strict=True)):
         faults = [by_fate[its_measure.fate]] if its_measure.fate in by_fate else []
+        length = its_measure.prompt + max(its_measure.answers.values(), default=0)
+        if its_measure.answers and context and min(length, limit or length) > context:
+            faults.append(beyond)
         question = _text(row["prompt"])
         answers = [_text(row[side]) for side in SIDES if side in row]
         if len(question) >= SHORTEST and any(text.startswith(question) for text in answers):

@@ -26,7 +26,7 @@ from rlhf_trl.run.fake_models import Texts
 from rlhf_trl.run.fed import Fed, fed_examples, fed_prompts
 from rlhf_trl.run.plan import Plan, batches, steps_to_come
 from rlhf_trl.run.policy_gradients import on_policy_note
-from rlhf_trl.run.preview import Opened, as_text, numbers, opened
+from rlhf_trl.run.preview import Opened, as_text, context_of, numbers, opened
 from rlhf_trl.run.preview_faults import counted, faults_of_tokens, faulty_rows, unbalanced_labels
 from rlhf_trl.run.preview_page import MADE_BY, as_html, as_lines, example_html
 from rlhf_trl.run.shares import Launch
@@ -113,7 +113,7 @@ def report(
         )
     rows = list(run.data.train)
     measured = run.measured(rows)
-    faults = faulty_rows(rows, measured, run.loaded.trl)
+    faults = faulty_rows(rows, measured, run.loaded.trl, context_of(run.loaded))
     kept = [n for n, row in enumerate(measured) if row.fate not in (DROPPED, IDENTICAL)]
     if not kept:
         raise InputError(
