@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer
 
 from rlhf_trl import cli
@@ -105,6 +106,42 @@ def check_activations(name, words, monkeypatch, tmp_path):
     assert planned == pytest.approx(live.saved, rel=0.05)
     of_trained = [what for what in sizes if what.endswith("weights") and "reference" not in what]
     assert sum(sizes[what] for what in of_trained) == live.parameters
+
+
+class Casts(TorchDispatchMode):
+    """Counts the bytes in bfloat16 to which parameters are cast that are trained."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if "_to_copy" in str(function) and out.dtype == torch.bfloat16:
+            trained = isinstance(args[0], torch.nn.Parameter) and args[0].requires_grad
+            self.bytes += out.nbytes if trained else 0
+        return out
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("head", ["fused", "logits", "text"])
+def test_copies_of_autocast_are_those_that_a_forward_pass_makes(head, lora):
+    config = AutoConfig.from_pretrained(checkpoint_path())
+    adapter = LoraConfig(r=4, target_modules="all-linear") if lora else None
+    model = fake_models.new_model(config, head, torch.float32, adapter)
+    with Casts() as casts:
+        texts = Texts(rows=2, tokens=8)
+        fake_models.activations(model, head, texts, in_bf16=True, checkpointed=True)
+    assert fake_models.autocast_copies(model, head) == casts.bytes > 0
+
+
+def test_a_checkpointed_float32_model_needs_room_for_autocasts_copies(capsys):
+    words = ["plan", "--config", str(ROOT / "configs/book/reward.yaml"), "--model_name_or_path"]
+    cli.main([*words, str(fake_models.ARCHITECTURES / "qwen3-0.6b.json")])
+    found = capsys.readouterr().out
+    # 28 layers of 1024 x (2048 + 1024 + 1024) + 2048 x 1024 + 3 x 1024 x 3072 weights, and a head
+    assert re.search(r"reward model: weights in bfloat16 +840\.00 MiB +update", found)
+    measured = 10787670016 / 2**30  # on a GPU: scripts/gpu_report/h200.md
+    planned = float(re.search(r"update: ([\d.]+) GiB", found)[1])
+    assert planned == pytest.approx(measured, rel=0.02)
 
 
 # --- states ---------------------------------------------------------------------------------------

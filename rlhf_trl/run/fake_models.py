@@ -206,6 +206,20 @@ def activations(
         return _saved_bytes(model, forward)
 
 
+def autocast_copies(model: nn.Module, head: Head) -> int:
+    """Return the bytes of the copies in bfloat16 that autocast keeps until a forward pass ends.
+
+    It keeps one of each trained float32 weight that it multiplies by, 2 bytes a number; TRL's fused
+    head makes none of its own. Without checkpointing they are among what autograd saves.
+    """
+    linear = {module for module in model.modules() if isinstance(module, nn.Linear)}
+    if head == "fused":
+        linear.discard(model.get_output_embeddings())
+    weights = {module.weight for module in linear}
+    kept = (w for w in weights if w.requires_grad and w.dtype == torch.float32)
+    return sum(2 * weight.numel() for weight in kept)
+
+
 def one_layer(
     architecture: Any, head: Head, dtype: torch.dtype, texts: Texts, *, in_bf16: bool
 ) -> int:

@@ -30,6 +30,7 @@ from rlhf_trl.run.fake_models import (
     Texts,
     activations,
     architecture_of,
+    autocast_copies,
     new_model,
     one_layer,
     weights_of,
@@ -311,8 +312,13 @@ def _saved(plan: Plan, noun: str, model: Any, head: Head) -> Iterator[Line]:
     if checkpointed:
         dtype = plan.dtype(model.config)
         size = one_layer(model.config, head, dtype, texts, in_bf16=plan.in_bf16)
-        what = f"{noun}: a layer computed again"
-        yield Line(what=what, size=size, source="two layers less one", only_in="update")
+        what, source = "a layer computed again", "two layers less one"
+        # that is in the backward pass; at the end of the forward pass, autocast has its copies
+        if plan.in_bf16 and plan.launch.strategy in ("one process", "ddp"):
+            copies = autocast_copies(model, head)
+            if copies > size:
+                what, size, source = "weights in bfloat16", copies, "autocast's copies"
+        yield Line(what=f"{noun}: {what}", size=size, source=source, only_in="update")
 
 
 def _logits(plan: Plan, vocabulary: int) -> Line:
