@@ -527,6 +527,29 @@ def test_what_cannot_be_written_is_a_sentence_and_other_errors_stay(capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_an_output_that_nobody_reads_any_more_is_a_sentence():
+    program = (
+        "from rlhf_trl.run import launch\n"
+        "launch.recipe(lambda: [print('x' * 9999, flush=True) for _ in range(99)])"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    run.stdout.readline()
+    run.stdout.close()
+    assert re.fullmatch(r"error: what read the output has ended, .* goes on\.\n", run.stderr.read())
+    assert run.wait() == 1
+    other, end = os.pipe()
+    os.close(other)
+
+    def another_pipe():  # such as a server's
+        os.write(end, b"x")
+
+    with pytest.raises(BrokenPipeError):
+        launch.recipe(another_pipe)
+    os.close(end)
+
+
 def test_the_option_traceback_shows_where_an_error_comes_from(monkeypatch, capsys):
     def main():
         assert "--traceback" not in sys.argv

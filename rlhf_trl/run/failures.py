@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import select
 import sys
 import time
 import traceback
@@ -50,6 +51,13 @@ def report(error: BaseException, with_traceback: bool) -> None:
             "room, then --resume_from_checkpoint auto goes on.",
             with_traceback,
         )
+    if isinstance(error, BrokenPipeError) and not _is_read(1):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be printed
+        _end(
+            "what read the output has ended, as `| head` does; write it to a file (`> log.txt`), "
+            "then --resume_from_checkpoint auto goes on.",
+            with_traceback,
+        )
     if type(error).__module__.startswith("wandb"):
         _end(
             f"report_to: wandb cannot be used ({message.rstrip('.')}); run `wandb login`, set "
@@ -60,6 +68,13 @@ def report(error: BaseException, with_traceback: bool) -> None:
         _end(message, with_traceback=True)
     if signals.saved_note:
         error.add_note(signals.saved_note)
+
+
+def _is_read(file: int) -> bool:
+    """Tell whether what is written to an open file can arrive: a pipe may have no reader left."""
+    looking = select.poll()
+    looking.register(file, select.POLLOUT)
+    return not any(event & select.POLLERR for _, event in looking.poll(0))
 
 
 def _end(sentence: str, with_traceback: bool) -> NoReturn:
