@@ -560,6 +560,17 @@ def test_bad_rows_to_evaluate_on_are_left_out_and_listed_too(tmp_path):
     assert reason.endswith("(to evaluate on)")
 
 
+def test_rows_to_evaluate_on_that_make_no_example_are_told_with_their_places(tmp_path):
+    path = str(write_lines(tmp_path / "rows.jsonl", PAIRS[:10]))
+    rows = [*PAIRS[10:13], {**PAIRS[13], "rejected": PAIRS[13]["chosen"]}]
+    other = str(write_lines(tmp_path / "other.jsonl", rows))
+    data = load_preferences(FileData(path, eval_path=other))
+    assert len(data.held_out) == 3
+    ((reason, count),) = ((reason, n) for reason, n in data.dropped.items() if n)
+    assert (reason, count) == ("chosen identical to rejected (to evaluate on)", 1)
+    assert data.first_places(reason) == " (line 4)"
+
+
 def test_rows_that_a_reader_refuses_are_listed_and_left_out(tmp_path):
     rows = [{"question": "a", "answer": "#### 1"}, {"question": "b", "answer": "two"}]
     path = str(write_lines(tmp_path / "rows.jsonl", [*rows, *rows]))

@@ -721,10 +721,12 @@ def read_sides(
         train, files, dropped = with_other_files(config, train, dropped, shapes, read_other)
     turns = getattr(config, "turns", "last")  # only demonstrations have the choice
     keys = _keys(train, turns)
-    held_out, dropped_held_out = None, {}
+    held_out, dropped_held_out, placed = None, {}, {}
     if config.eval_path or config.eval_split:
         # the reasons say "to evaluate on"
-        held_out, dropped_held_out = _read_held_out(config, train, keys, turns, convert, options)
+        held_out, dropped_held_out, placed = _read_held_out(
+            config, train, keys, turns, convert, options
+        )
     elif config.eval_size is not None:
         is_held_out = _held_out_by_hash(config, keys)
         held_out = train.select(np.flatnonzero(is_held_out))
@@ -733,6 +735,7 @@ def read_sides(
     counts = {reason: len(places) for reason, places in dropped.items()} | dropped_held_out
     data = Examples(train, held_out, tasks=None, dropped=counts, notes=notes)
     data.places = {why: places for why, places in dropped.items() if not why.startswith(BAD)}
+    data.places |= placed
     if config.mix:
         keys = mixed(config, data, keys, files, most)
     return _sliced(config, data, keys)
@@ -792,7 +795,7 @@ def _read_held_out(
     turns: str,
     convert: Callable[..., Counted],
     options: Mapping[str, Any],
-) -> tuple["Dataset", dict[str, int]]:
+) -> tuple["Dataset", dict[str, int], dict[str, list[str]]]:
     """Read `eval_path` or `eval_split`: the first prompts there that are not trained on.
 
     Args:
@@ -804,7 +807,7 @@ def _read_held_out(
         options: further arguments of `read_examples`.
 
     Returns:
-        The examples, and how many were left out, by reason.
+        The examples, how many were left out, by reason, and where those of a file of its own stand.
     """
     import numpy as np
 
@@ -812,10 +815,14 @@ def _read_held_out(
     path = config.eval_path or config.path
     split = config.eval_split or config.split.partition("[")[0]
     examples, left_out = read_examples(config, path, split, None, key, convert, **options)
-    dropped = {}
-    for reason, places in left_out.items():
-        if reason.startswith(BAD):  # the other reasons are reported for training rows only
-            dropped[f"{reason} (to evaluate on)"] = len(places)
+    # of one file for both, the reasons are told where it is read to train on; bad rows name theirs
+    told = {
+        f"{reason} (to evaluate on)": places
+        for reason, places in left_out.items()
+        if config.eval_path or reason.startswith(BAD)
+    }
+    dropped = {reason: len(places) for reason, places in told.items()}
+    placed = {reason: places for reason, places in told.items() if not reason.startswith(BAD)}
     # both sides have the same columns; `check_alike` refuses one that is missing here
     shared = [name for name in examples.column_names if name in train.column_names]
     examples = examples.select_columns(shared)
@@ -830,7 +837,7 @@ def _read_held_out(
     dropped["to evaluate on: the prompt is trained on"] = len(examples) - len(fresh)
     size = 256 if config.eval_size is None else config.eval_size  # see `FileData`
     first_keys = list(dict.fromkeys(keys[fresh].tolist()))[:size]  # of different prompts
-    return examples.select(fresh[np.isin(keys[fresh], first_keys)]), dropped
+    return examples.select(fresh[np.isin(keys[fresh], first_keys)]), dropped, placed
 
 
 def _keys(dataset: "Dataset", turns: str) -> "np.ndarray":

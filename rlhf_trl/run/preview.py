@@ -149,7 +149,8 @@ def as_text(numbers: dict[str, Any]) -> str:
     for side, key in (("training", "left_out"), ("held-out", "left_out_held_out")):
         for reason, count in numbers[key].items():
             place = numbers["left_out_places"].get(reason, "")
-            out.append(f"left out {count} {side} rows: {reason}{place}")
+            rows = "rows" if "to evaluate on" in reason else f"{side} rows"
+            out.append(f"left out {count} {rows}: {reason}{place}")
     if numbers["held_out"] is None:
         out.append("nothing is held out")
     else:
