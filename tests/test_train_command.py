@@ -147,6 +147,13 @@ def test_more_processes_than_the_machine_has_room_for_are_launched_only_where_as
             launched(*words)
 
 
+@pytest.mark.parametrize("kind", ["NO", "'NO'", "MULTI_GPU"])
+def test_one_process_is_launched_without_a_gpu(launched, monkeypatch, kind):
+    monkeypatch.setattr(launching, "_gpus", lambda: 0)
+    Path("mine.yaml").write_text(f"{{distributed_type: {kind}, num_processes: 1}}")
+    launched("dpo", "--config", "own/dpo", "--accelerate", "mine.yaml")
+
+
 def test_a_file_that_a_shipped_config_names_is_named_by_its_whole_path(launched):
     _, _, _, options = parts(launched("sft", "--config", "book/sft"))
     assert options[2] == "--samples.file"

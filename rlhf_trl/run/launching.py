@@ -159,11 +159,13 @@ def _check_room(path: Path, values: Mapping[str, Any]) -> None:
     For a run on the CPU, whose config and command line have these `values`: than it has cores.
     """
     launched = read_yaml(path)
-    if launched.get("distributed_type") == "NO" or launched.get("num_machines", 1) != 1:
+    kind = launched.get("distributed_type")
+    if kind in ("NO", False) or launched.get("num_machines", 1) != 1:  # a bare NO is False
         return
-    on_cpu = values.get("use_cpu") is True or launched.get("use_cpu") or path.stem == "cpu_2proc"
+    on_cpu = values.get("use_cpu") is True or launched.get("use_cpu") or kind == "MULTI_CPU"
+    on_cpu = on_cpu or path.stem == "cpu_2proc"
     asked, there = launched.get("num_processes", 1), _cores() if on_cpu else _gpus()
-    if asked > there:
+    if asked > max(there, 1):
         remedy = f"add --processes {there}" if there else "leave --accelerate out to train on it"
         raise InputError(
             f"{path} launches {asked} processes, and this machine has "
